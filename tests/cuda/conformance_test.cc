@@ -183,9 +183,10 @@ Pack pack_of(const std::vector<std::string>& ops) {
 // Elements only move, or are counted: every bit is given.
 bool is_exact(const Case& one, DType result) {
   constexpr std::string_view kMoves[] = {
-      "Abs",   "Cast", "Concat", "Expand", "Fill",  "Gather",    "GatherElements", "GatherND",
-      "Max",   "Min",  "Neg",    "Pad",    "Relu",  "ReduceMax", "ReduceMin",      "Reshape",
-      "Slice", "TopK", "Trilu",  "Unfold", "Where", "Transpose", "Dropout"};
+      "Abs",    "Cast",           "Concat",    "Expand",    "Fill",      "FromBlocks",
+      "Gather", "GatherElements", "GatherND",  "Max",       "Min",       "Neg",
+      "Pad",    "Relu",           "ReduceMax", "ReduceMin", "Reshape",   "Slice",
+      "TopK",   "Trilu",          "Unfold",    "Where",     "Transpose", "Dropout"};
   const bool moves =
       std::find(std::begin(kMoves), std::end(kMoves), one.def->name) != std::end(kMoves);
   return moves || one.def->elements != OpDef::Elements::kMade || !info(result).is_float;

@@ -161,6 +161,7 @@ void add_halves(std::vector<Case>& cases) {
 void add_entries(std::vector<Case>& cases) {
   const std::string params = "stages: 1, microbatches: 2, bucket_kib: 1, ";
   for (const auto& [file, sizes] : {std::pair("hpz", "nodes: 2, gpus: 2"),
+                                    {"zeropp", "nodes: 2, gpus: 2"},
                                     {"by-state", "racks: 2, nodes: 1, gpus: 2"},
                                     {"by-parameter", "dp: 2"}})
     cases.push_back({identifier(std::string("entries_") + file),

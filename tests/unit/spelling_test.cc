@@ -204,7 +204,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "  - place: {where: {stage: s, part: \"*\"}, tags: {dir: \"mb % 2\"}, on: {pp: dir}}\n"
           "  - replicate: {over: pp, match: \"h/**\", where: {stage: 0}, stream: r2, shard: "
           "[optimizer, gradients, parameters], persist: 1KiB, gather: {prefetch: 2, when: "
-          "per_step, stream: g2, dtype: bf16, lossy: true}}\n"
+          "per_step, stream: g2, dtype: int8, lossy: true, block: 64}}\n"
           "  - shard: {match: [\"**/w\", \"**/v\"], dim: -1, pad: true, over: pp}\n"
           "  - shard: {input: tokens, dim: none, over: pp}\n"
           "  - shard: {scope: \"h/*\", where: {stage: 0}, dim: 1, over: pp}\n"

@@ -7,7 +7,7 @@
 // keys (with the nearest), wrong types, files > 8 MiB.
 #pragma once
 
-#include "piper/base/base.h"
+#include "piper/base/scaled.h"
 #include "piper/frontend/autodiff.h"
 #include "piper/frontend/expression.h"
 #include "piper/frontend/model.h"
@@ -70,7 +70,8 @@ struct Replicate {
   int64_t prefetch = 1;       // buckets gathered ahead
   std::string gather_stream = "gather";
   std::optional<DType> gather_dtype;  // in which parameters travel; nothing: as they are read
-  bool lossy = false;                 // and may be rounded for it
+  InBlocks gather_in = {Scaled::kNone, 256};              // or in which blocks of 8 bits
+  bool lossy = false;                                     // and may be rounded for it
   std::optional<SourceSpan> stream_at, gather_stream_at;  // where they are given
   When reduce = When::kStep;
   std::optional<DType> dtype;  // in which gradients travel; nothing: as they are added up

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "piper/base/base.h"
+#include "piper/base/scaled.h"
 #include "piper/plan/pass.h"
 
 namespace piper {
@@ -219,6 +220,11 @@ struct Instruction {
   bool to_mirrored = false;
   int32_t turn = 0;   // kRotate, kPosition
   int64_t owned = 0;  // kDispatch, kCombine: position k owns the numbers [k × owned, + owned)
+  // kAllGather of flat runs: each part travels in 8 bits, in blocks of so many elements, and is
+  // rounded to these in all wholes.
+  Scaled scaled = Scaled::kNone;
+  int64_t block = 0;
+  InBlocks in_blocks() const { return {scaled, block}; }
   // Messages and collectives: index of RoleProgram::communicators. What one of them does, all its
   // members do in the same order.
   int32_t communicator = -1;

@@ -8,6 +8,15 @@
 
 namespace piper {
 
+// Says that microbatches read a parameter, or its copy, rounded in blocks: those of a plan that
+// gathers its parts so. `piece`: what a rank reads whole, of parts of `run` elements. `outer`: each
+// dim is so many stretches, of each of which a piece has its own.
+struct ReadInBlocks {
+  InBlocks in;
+  Shape piece, outer;
+  int64_t run = 0;
+};
+
 struct DagSpec {
   std::vector<DagAxis> mesh;
   std::vector<std::string> region_tags;
@@ -18,6 +27,7 @@ struct DagSpec {
   bool split_backward = false, split_recompute = false, split_update = false, split_sums = false;
   std::vector<int32_t> group_of;  // of another plan: sums are formed as there
   int64_t weight_versions = 1;    // or 2: see Version
+  std::map<std::string, ReadInBlocks> in_blocks;  // by parameter; of a plan that gathers nothing
   Variants variants;
 };
 

@@ -2,6 +2,7 @@
 // Dag.
 #pragma once
 
+#include "piper/base/scaled.h"
 #include "piper/ir/graph.h"
 
 namespace piper {
@@ -53,6 +54,8 @@ struct Part {
   std::vector<int32_t> over = {};  // ascending
   Gather gather = Gather::kPass;
   int32_t stream = 0, distance = 0;  // of the task that gathers it
+  Scaled scaled = Scaled::kNone;     // it travels in 8 bits, in blocks of so many elements
+  int64_t block = 0;
   // It is a run of a run, which lies over these axes: of a value (none: of a state by itself).
   ValueId within = {};
   std::vector<int32_t> above = {};

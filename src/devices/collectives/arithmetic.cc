@@ -139,6 +139,37 @@ Program choosing(const Rows& rows, int64_t count) {
   return write.take();
 }
 
+namespace {
+
+Attrs blocks_of(const Shard& shard) {
+  return {{"to", std::string(kScaledNames[static_cast<size_t>(shard.blocks.type)])},
+          {"block", shard.blocks.block}};
+}
+TensorType words(int64_t bytes) { return {DType::kI32, {bytes / info(DType::kI32).bytes}}; }
+
+}  // namespace
+
+Program putting(const Shard& shard) {
+  Writer write("part in blocks");
+  const int32_t part = write.argument({shard.dtype, {shard.part_count}}, true, false),
+                to = write.argument(words(part_in_blocks(shard)), false, true);
+  write.into(to, "ToBlocks", {part}, blocks_of(shard));
+  return write.take();
+}
+
+Program taking(const Shard& shard) {
+  Writer write("whole of blocks");
+  Attrs attrs = blocks_of(shard);
+  attrs.set("run", shard.part_count);
+  attrs.set("shape", std::vector<int64_t>{shard.count});
+  attrs.set("type", std::string(info(shard.dtype).name));
+  const int64_t parts = (shard.count + shard.part_count - 1) / shard.part_count;
+  const int32_t from = write.argument(words(parts * part_in_blocks(shard)), true, false),
+                to = write.argument({shard.dtype, {shard.count}}, false, true);
+  write.into(to, "FromBlocks", {from}, std::move(attrs));
+  return write.take();
+}
+
 DType carrier_of(int64_t row_bytes) {
   return row_bytes % 4 == 0 ? DType::kI32 : row_bytes % 2 == 0 ? DType::kBF16 : DType::kBool;
 }
@@ -167,6 +198,16 @@ Result<int32_t> Arithmetic::reduce(Reduction how, DType dtype, int64_t count,
 Result<int32_t> Arithmetic::keep_owned(const Rows& rows, int64_t own) {
   std::byte* const args[] = {rows.whole, const_cast<std::byte*>(rows.index)};
   return bind(keeping(rows, own), args);
+}
+
+Result<int32_t> Arithmetic::put_in_blocks(const Shard& shard, std::byte* to) {
+  std::byte* const args[] = {shard.part, to};
+  return bind(putting(shard), args);
+}
+
+Result<int32_t> Arithmetic::take_from_blocks(const Shard& shard, std::byte* from) {
+  std::byte* const args[] = {from, shard.whole};
+  return bind(taking(shard), args);
 }
 
 Result<int32_t> Arithmetic::choose_owner(const Rows& rows, int64_t count, std::byte* index,

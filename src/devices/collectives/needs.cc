@@ -61,6 +61,10 @@ int64_t slot_of(const RoleProgram& role, const Instruction& one, const Sizes& si
       }
       return most;
     case InstructionKind::kAllGather:
+      for (size_t a = 0; one.scaled != Scaled::kNone && a + 1 < one.args.size(); a += 2) {
+        const int64_t part = one.in_blocks().bytes(num_elements(type(a).shape));
+        most += align_up(part) + align_up(sizes.members * part);
+      }
       for (size_t a = 1; a < one.args.size(); a += 2)
         if (const int64_t stretches = stretches_of(type(a).shape, one); stretches > 1)
           most = std::max(most, sizes.of_stretches(bytes(a), stretches, 1));
@@ -136,6 +140,29 @@ void add_sums(const RoleProgram& role, const Instruction& one, int64_t members, 
   }
 }
 
+// What is told apart of parts in blocks: the stream, the type, how they travel, and how many
+// elements the part and the whole have.
+using Blocks = std::set<std::tuple<int32_t, DType, Scaled, int64_t, int64_t, int64_t>>;
+
+void add_blocks(const RoleProgram& role, const Instruction& one, Blocks& known,
+                std::vector<FabricProgram>& programs) {
+  if (one.scaled == Scaled::kNone) return;
+  for (size_t a = 0; a + 1 < one.args.size(); a += 2) {
+    const TensorType &part = role.tensor(one.args[a]).type,
+                     &whole = role.tensor(one.args[a + 1]).type;
+    Shard shard;
+    shard.dtype = whole.dtype;
+    shard.count = num_elements(whole.shape), shard.part_count = num_elements(part.shape);
+    shard.blocks = one.in_blocks();
+    const bool is_new =
+        known.emplace(one.stream, shard.dtype, one.scaled, one.block, shard.part_count, shard.count)
+            .second;
+    if (!is_new || shard.count == 0) continue;
+    programs.push_back({one.stream, putting(shard)});
+    programs.push_back({one.stream, taking(shard)});
+  }
+}
+
 Rows rows_of(const RoleProgram& role, const Instruction& one, int64_t members) {
   const TensorType &index = role.tensor(one.args[2]).type,
                    &whole =
@@ -154,6 +181,7 @@ Rows rows_of(const RoleProgram& role, const Instruction& one, int64_t members) {
 std::vector<FabricProgram> device_fabric_programs(const RoleProgram& role, int64_t limit) {
   std::vector<FabricProgram> programs;
   Sums sums;
+  Blocks blocks;
   std::set<std::tuple<int32_t, InstructionKind, int64_t, int64_t, int64_t, int64_t, bool>> known;
   for (const auto* section : role.sections())
     for (const Instruction& one : *section) {
@@ -161,6 +189,7 @@ std::vector<FabricProgram> device_fabric_programs(const RoleProgram& role, int64
       const int64_t members = members_of(role, one);
       if (members == 1) continue;
       add_sums(role, one, members, limit, sums);
+      add_blocks(role, one, blocks, programs);
       if (one.kind != InstructionKind::kDispatch && one.kind != InstructionKind::kCombine) continue;
       const Rows rows = rows_of(role, one, members);
       const bool is_new = known

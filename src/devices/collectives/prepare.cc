@@ -161,7 +161,37 @@ Result<Stages> Preparer::reduce_scatter(std::span<const Shard> shards, bool fast
   return stages;
 }
 
+// All parts are put into blocks, travel together, and are taken out of them.
+Result<Stages> Preparer::gather_in_blocks(std::span<const Shard> shards) {
+  int64_t room = 0;
+  for (const Shard& shard : shards)
+    room += aligned(part_in_blocks(shard)) + aligned(group.size() * part_in_blocks(shard));
+  PIPER_ASSIGN(std::byte * at, slots.at_least(group.stream, room));
+  Stages before, after;
+  Stage bring = gathers ? gather_stage() : Stage();
+  for (const Shard& shard : shards) {
+    if (shard.count == 0) continue;
+    const int64_t bytes = part_in_blocks(shard);
+    std::byte *const own = at, *const all = at + aligned(bytes);
+    at = all + aligned(group.size() * bytes);
+    PIPER_ASSIGN(const int32_t put, arithmetic.put_in_blocks(shard, own));
+    before.push_back(launch_stage(put));
+    if (gathers) bring.gathers.push_back({own, all, bytes});
+    for (int64_t k = 0; k < group.size() && !gathers; ++k) {
+      add_block(bring.outgoing, k, own, bytes);
+      add_block(bring.incoming, k, all + k * bytes, bytes);
+    }
+    PIPER_ASSIGN(const int32_t take, arithmetic.take_from_blocks(shard, all));
+    after.push_back(launch_stage(take));
+  }
+  if (before.empty()) return before;
+  before.push_back(std::move(bring));
+  std::move(after.begin(), after.end(), std::back_inserter(before));
+  return before;
+}
+
 Result<Stages> Preparer::all_gather(std::span<const Shard> shards) {
+  if (!shards.empty() && shards[0].blocks.any()) return gather_in_blocks(shards);
   Stages stages(1);  // all flat ones at once
   Stage even = gather_stage();
   for (const Shard& shard : shards) {

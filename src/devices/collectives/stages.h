@@ -60,6 +60,11 @@ DType carrier_of(int64_t row_bytes);
 Program reduction(Reduction how, DType dtype, int64_t count, int64_t members);
 Program keeping(const Rows& rows, int64_t own);
 Program choosing(const Rows& rows, int64_t count);
+// Put a part into blocks, and take a whole out of those of all members.
+Program putting(const Shard& shard);
+Program taking(const Shard& shard);
+// Returns the bytes of a part in blocks.
+inline int64_t part_in_blocks(const Shard& shard) { return shard.blocks.bytes(shard.part_count); }
 
 // Loads each of these programs once. `workspaces`: by stream, as Slots have it.
 class Arithmetic {
@@ -72,6 +77,8 @@ class Arithmetic {
   Result<int32_t> reduce(Reduction reduction, DType dtype, int64_t count,
                          std::span<std::byte* const> from, std::byte* to);
   Result<int32_t> keep_owned(const Rows& rows, int64_t own);
+  Result<int32_t> put_in_blocks(const Shard& shard, std::byte* to);
+  Result<int32_t> take_from_blocks(const Shard& shard, std::byte* from);
   // Binds a choice between members' rows. `from`: as many rows of each member.
   Result<int32_t> choose_owner(const Rows& rows, int64_t count, std::byte* index,
                                std::span<std::byte* const> from, std::byte* to);
@@ -104,6 +111,7 @@ struct Preparer {
   Result<Stages> all_reduce(std::span<const Piece> pieces, bool fast);
   Result<Stages> reduce_scatter(std::span<const Shard> shards, bool fast);
   Result<Stages> all_gather(std::span<const Shard> shards);
+  Result<Stages> gather_in_blocks(std::span<const Shard> shards);
   Result<Stages> all_to_all(std::span<const Exchange> exchanges);
   Result<Stages> rotate(std::span<const Turn> turns);
   Result<Stages> dispatch(const Rows& rows);

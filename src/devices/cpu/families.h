@@ -17,6 +17,9 @@ Result<KernelPtr> make_transpose(const Use& use);
 Result<KernelPtr> make_reshape(const Use& use);
 Result<KernelPtr> make_expand(const Use& use);
 Result<KernelPtr> make_slice(const Use& use);
+// in_blocks.cc defines these.
+Result<KernelPtr> make_to_blocks(const Use& use);
+Result<KernelPtr> make_from_blocks(const Use& use);
 // fill.cc defines these.
 Result<KernelPtr> make_concat(const Use& use);
 Result<KernelPtr> make_pad(const Use& use);

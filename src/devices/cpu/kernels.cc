@@ -4,8 +4,8 @@
 
 #include "blocks.h"
 #include "families.h"
-#include "rows.h"
 #include "piper/devices/cpu.h"
+#include "rows.h"
 
 namespace piper::cpu {
 namespace {
@@ -31,6 +31,7 @@ constexpr std::array kKernels = std::to_array<Entry>({
     {"Expand", make_expand},
     {"Fill", make_fill},
     {"Fold", make_fold},
+    {"FromBlocks", make_from_blocks},
     {"Fused", make_fused},
     {"Gather", make_gather},
     {"GatherElements", make_gather_elements},
@@ -77,6 +78,7 @@ constexpr std::array kKernels = std::to_array<Entry>({
     {"Softmax", make_softmax},
     {"SoftmaxGrad", make_softmax_grad},
     {"SumSquares", make_sum_squares},
+    {"ToBlocks", make_to_blocks},
     {"TopK", make_top_k},
     {"Transpose", make_transpose},
     {"Trilu", make_trilu},
@@ -90,10 +92,11 @@ constexpr std::array kKernels = std::to_array<Entry>({
 bool takes_halves(std::string_view op) {
   if (op.starts_with("CrossEntropy")) return op != "CrossEntropyOfTerms";
   constexpr std::array kTakers = std::to_array<std::string_view>(
-      {"Cast",  "Concat",    "Dropout",        "Equal",    "Expand",  "Fill",
-       "Fused", "Gather",    "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
-       "IsNaN", "Less",      "LessOrEqual",    "Pad",      "Random",  "Reshape",
-       "Slice", "Transpose", "Trilu",          "Unfold",   "Where"});
+      {"Cast",        "Concat",     "Dropout",        "Equal",   "Expand",
+       "Fill",        "FromBlocks", "Fused",          "Gather",  "GatherElements",
+       "GatherND",    "Greater",    "GreaterOrEqual", "IsNaN",   "Less",
+       "LessOrEqual", "Pad",        "Random",         "Reshape", "Slice",
+       "ToBlocks",    "Transpose",  "Trilu",          "Unfold",  "Where"});
   return std::find(kTakers.begin(), kTakers.end(), op) != kTakers.end();
 }
 

@@ -15,6 +15,10 @@ Status make_fill(const Use& use, Emitter& emit);
 Status make_pad(const Use& use, Emitter& emit);
 Status make_trilu(const Use& use, Emitter& emit);
 
+// in_blocks.cc defines these.
+Status make_from_blocks(const Use& use, Emitter& emit);
+Status make_to_blocks(const Use& use, Emitter& emit);
+
 // gather.cc defines these.
 Status make_gather(const Use& use, Emitter& emit);
 Status make_gather_elements(const Use& use, Emitter& emit);

@@ -44,21 +44,40 @@ std::string print_dtype(const Field& field, const Replicate& replicate) {
   return replicate.dtype_at.file.empty() ? "" : print_value(field, replicate.dtype);
 }
 
-// Types of which a block of elements has a scale.
-constexpr std::string_view kScaled[] = {"int8", "i8", "fp8", "f8", "e4m3", "e5m2", "int4"};
+// Types in which parameters travel: of 16 bits, and after these of 8 bits, in blocks with a scale.
+constexpr int64_t kOfBlocks = 1000;
+constexpr Word kTravellingTypes[] = {
+    word("bf16", DType::kBF16), word("f16", DType::kF16),
+    word("int8", kOfBlocks + static_cast<int64_t>(Scaled::kInt8)),
+    word("float8", kOfBlocks + static_cast<int64_t>(Scaled::kFloat8))};
 
 Status read_gather_dtype(const Field& field, const yaml::Entry& entry, const Reading& reading,
                          Replicate& out) {
   out.gather_dtype_at = entry.value.at;
-  if (std::ranges::count(kScaled, std::string_view(entry.value.text)) > 0)
-    return fail(entry.value.at,
-                "not supported: parameters that travel in {}, in blocks with scales",
-                quote_control(entry.value.text))
-        .with_note("help: bf16 or f16");
-  return read_value(field, entry.value, reading, out.gather_dtype);
+  int64_t type = 0;
+  PIPER_TRY(read_value(field, entry.value, reading, type));
+  if (type > kOfBlocks)
+    out.gather_in.type = static_cast<Scaled>(type - kOfBlocks);
+  else
+    out.gather_dtype = static_cast<DType>(type);
+  return ok_status();
 }
 std::string print_gather_dtype(const Field& field, const Replicate& from) {
+  if (from.gather_in.any())
+    return print_value(field, kOfBlocks + static_cast<int64_t>(from.gather_in.type));
   return from.gather_dtype ? print_value(field, from.gather_dtype) : "";
+}
+
+Status read_block(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                  Replicate& out) {
+  PIPER_TRY(read_value(field, entry.value, reading, out.gather_in.block));
+  if (is_block(out.gather_in.block)) return ok_status();
+  return fail(entry.value.at, "a block is a power of two of elements from {} to {}, not {}",
+              kLeastBlock, kMostBlock, out.gather_in.block);
+}
+std::string print_block(const Field& field, const Replicate& from) {
+  const bool is_usual = from.gather_in.block == Replicate().gather_in.block;
+  return is_usual ? "" : print_value(field, from.gather_in.block);
 }
 
 // How parameters are gathered is said of those that are sharded.
@@ -79,6 +98,13 @@ Status check_gather(const Fields& map, const Reading&, Replicate& out) {
           .with_note("help: write 'shard: [optimizer, gradients, parameters]'");
   if (map["lossy"] && !map["dtype"])
     return fail(map.key_at("lossy"), "'lossy' without 'dtype' allows nothing");
+  if (out.gather_in.any() && !out.lossy)
+    return fail(out.gather_dtype_at, "parameters that travel in {} are rounded",
+                kScaledNames[static_cast<size_t>(out.gather_in.type)])
+        .with_note("help: 'lossy: true' beside 'dtype' allows that");
+  if (map["block"] && !out.gather_in.any())
+    return fail(map.key_at("block"), "'block' needs a 'dtype' of 8 bits")
+        .with_note("help: 'dtype: int8' or 'dtype: float8'");
   return ok_status();
 }
 
@@ -121,10 +147,17 @@ constexpr Word kSumOrders[] = {word("ordered", Replicate::Order::kOrdered),
                                word("fast", Replicate::Order::kFast)};
 constexpr Member kStreamOfSums = located<&Replicate::stream, &Replicate::stream_at>;
 
-constexpr Member kDtype = {read_located<&Replicate::dtype, &Replicate::dtype_at>,
-                           print_by<print_dtype>};
-
-constexpr Word kTravellingTypes[] = {word("bf16", DType::kBF16), word("f16", DType::kF16)};
+Status read_dtype(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                  Replicate& out) {
+  out.dtype_at = entry.value.at;
+  if (parse_scaled(entry.value.text) != Scaled::kNone)
+    return fail(entry.value.at, "not supported: gradients that travel in {}, in blocks with scales",
+                entry.value.text)
+        .with_note(
+            "help: bf16 or f16; parameters may travel so: 'gather: {dtype: int8, lossy: true}'");
+  return read_value(field, entry.value, reading, out.dtype);
+}
+constexpr Member kDtype = custom<read_dtype, print_dtype>;
 
 constexpr Field kGather[] = {
     {"prefetch", integer(0, 1024), kOptional, "Buckets gathered ahead of their use. Default 1.",
@@ -138,6 +171,9 @@ constexpr Field kGather[] = {
      custom<read_gather_dtype, print_gather_dtype>},
     {"lossy", kBool, kOptional, "Allow rounding of parameters that are read in f32. Default false.",
      member<&Replicate::lossy>},
+    {"block", kInteger, kOptional,
+     "With int8 and float8: so many elements have one scale. Default 256.",
+     custom<read_block, print_block>},
 };
 constexpr Field kReduce[] = {
     {"when", one_of(kReduceWhen), kOptional, "How often. Default per_step.",

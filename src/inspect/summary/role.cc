@@ -227,7 +227,7 @@ class RoleWalk {
     return axes_text(role_, axes);
   }
 
-  void add_traffic(const Instruction& one, DType dtype, int64_t bytes, const char* of = "") {
+  void add_traffic(const Instruction& one, DType dtype, int64_t bytes, const std::string& of = "") {
     const std::string& stream = role_.streams[index_of(one.stream)].name;
     const std::string where = over(one);
     TrafficSummary& traffic = traffic_[{one.kind, of, where, dtype, stream, one.fast}];
@@ -271,10 +271,17 @@ class RoleWalk {
                           : takes_pairs(one.kind) ? a % 2 == whole
                                                   : true;
       const TensorType& type = role_.tensor(one.args[a]).type;
-      if (counts) add_bytes(type.bytes(), bytes[type.dtype]);
+      const int64_t travel = one.scaled == Scaled::kNone
+                                 ? type.bytes()
+                                 : one.in_blocks().bytes(num_elements(type.shape));
+      if (counts) add_bytes(travel, bytes[type.dtype]);
     }
+    const std::string in_blocks =
+        one.scaled == Scaled::kNone
+            ? ""
+            : fmt::format("parts in {}", kScaledNames[static_cast<size_t>(one.scaled)]);
     for (const auto& [dtype, of_type] : bytes)
-      add_traffic(one, dtype, sent_of(role_, one, of_type));
+      add_traffic(one, dtype, sent_of(role_, one, of_type), in_blocks);
   }
 
   void copy(const Instruction& one) {

@@ -24,7 +24,7 @@ Table make_table() {
                       attention_ops,  attention_merge_ops, rms_norm_ops,
                       group_norm_ops, rotary_ops,          silu_ops,
                       gelu_ops,       cross_entropy_ops,   collective_ops,
-                      step_ops,       optimizer_ops}) {
+                      step_ops,       optimizer_ops,       block_ops}) {
     for (OpDef& def : family()) table.defs.push_back(std::move(def));
   }
   for (const OpDef& def : table.defs) table.by_name.push_back(&def);

@@ -11,6 +11,7 @@ std::vector<OpDef> unary_ops();
 std::vector<OpDef> binary_ops();
 std::vector<OpDef> compare_ops();
 std::vector<OpDef> cast_ops();
+std::vector<OpDef> block_ops();
 std::vector<OpDef> matmul_ops();
 std::vector<OpDef> linear_ops();
 std::vector<OpDef> transpose_ops();

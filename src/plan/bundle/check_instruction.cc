@@ -115,6 +115,7 @@ class InstructionCheck {
       return wrong("a member cannot own {} numbers of an index", one_.owned);
     if (one_.kind != InstructionKind::kAllReduce && one_.reduction != Reduction::kSum)
       return wrong("it has a reduction");
+    PIPER_TRY(check_blocks());
     const bool of_samples = input || !one_.contributions.empty();
     if ((!input && !one_.input.empty()) ||
         (!of_samples && (one_.samples.count != 0 || one_.samples.first != 0)))
@@ -122,6 +123,22 @@ class InstructionCheck {
     if (!compute &&
         !(one_.contributions.empty() && one_.combines.empty() && one_.sum_reads.empty()))
       return wrong("it computes nothing, but declares sums");
+    return ok_status();
+  }
+
+  // Checks what travels in 8 bits: runs of floats that the whole has not already, as it is rounded.
+  Status check_blocks() const {
+    if (one_.scaled == Scaled::kNone)
+      return one_.block == 0 ? ok_status() : wrong("it has blocks of {} without a type", one_.block);
+    if (one_.kind != InstructionKind::kAllGather || one_.dim >= 0)
+      return wrong("it gathers no flat runs that could travel in blocks");
+    if (!is_block(one_.block)) return wrong("it cannot have blocks of {}", one_.block);
+    for (size_t a = 0; a < one_.args.size(); ++a) {
+      const Tensor& tensor = role_.tensor(one_.args[a]);
+      if (!info(tensor.type.dtype).is_float || (a % 2 == 1 && tensor.kind != BufferKind::kStep))
+        return wrong("'{}' is no gathered float that could be rounded",
+                     quote_control(role_.name(one_.args[a])));
+    }
     return ok_status();
   }
 

@@ -194,6 +194,8 @@ PIPER_FIELDS(Instruction) {
     BlocksOf<I>{&I::to_dim, &I::to_outer, &I::to_mirrored, "to_dim", "to_outer", "to_mirrored"});
   v("turn", &I::turn);
   v("owned", &I::owned);
+  v("scaled", &I::scaled);
+  v("block", &I::block);
 }
 
 PIPER_FIELDS(Stream) {

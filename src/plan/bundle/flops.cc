@@ -209,7 +209,11 @@ int64_t bytes_through(const RoleProgram& role, const Instruction& one) {
                        : one.kind == InstructionKind::kCopy ? 1
                                                             : one.args.size();
   int64_t bytes = 0;
-  for (size_t a = first; a < count; a += step) bytes += role.tensor(one.args[a]).type.bytes();
+  for (size_t a = first; a < count; a += step) {
+    const TensorType& type = role.tensor(one.args[a]).type;
+    bytes += one.scaled == Scaled::kNone ? type.bytes()
+                                         : one.in_blocks().bytes(num_elements(type.shape));
+  }
   return bytes;
 }
 

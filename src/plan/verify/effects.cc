@@ -1,6 +1,7 @@
 // Follows a plan and records its effects as symbols of values.
 #include "effects.h"
 
+#include "piper/base/float16.h"
 #include "values.h"
 #include "walk.h"
 
@@ -253,8 +254,18 @@ class EffectsWalk : public BufferWalk<uint64_t> {
       if (takes_index(one.kind)) made = join_symbols(made, held(members[0], one.args[2]));
     }
     if (parts && one.kind == InstructionKind::kRotate) made = values_.in_turn(made);
-    return made;
+    return one.scaled == Scaled::kNone ? made : in_blocks(members[0], a, made);
   }
+  // Returns the symbol of what is gathered in blocks, of parts.
+  uint64_t in_blocks(Spot place, size_t part, uint64_t symbol) {
+    const Instruction& one = section_.at(place);
+    const RoleProgram& role = *model_.cells[place.cell].role;
+    const TensorType& whole = role.tensor(one.args[part + 1]).type;
+    const int64_t run = num_elements(role.tensor(one.args[part]).type.shape);
+    const uint64_t made = round_in_blocks(symbol, one.in_blocks(), whole.shape, run);
+    return whole_ && is_half(whole.dtype) ? values_.rounded(made, info(whole.dtype).name) : made;
+  }
+
   const Model& model_;
   const bool whole_;
   const Effects* known_;

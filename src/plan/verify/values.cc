@@ -151,6 +151,10 @@ class Run {
     if (op.op == "Concat") return {concatenated(op)};
     if (op.op == "GlobalNorm") return {norm(op)};
     if (op.op == "MatMul") return {product(op)};
+    if (op.op == "ToBlocks" && op.inputs.size() == 1 && op.inputs[0] >= 0)
+      return {put_in_blocks(load(op.inputs[0]), op.attrs, shape(op.inputs[0]))};
+    if (op.op == "FromBlocks" && op.inputs.size() == 1)
+      return {take_from_blocks(load(op.inputs[0]), op.attrs, shape(op.outputs[0]))};
     std::vector<Operand> operands;
     for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(op, i));
     const std::vector<uint64_t> made = made_of(op, op.attrs, operands);
@@ -228,6 +232,40 @@ std::string word_of(std::string_view op, const Attrs& attrs) {
 
 uint64_t slope_symbol(std::string_view form, uint64_t x) {
   return join_symbols(symbol_of(form), join_symbols(symbol_of("slope"), x));
+}
+
+namespace {
+
+// Returns a symbol of how elements lie in blocks: those of each piece of a tensor by themselves. (A
+// rank's piece is its part, which rule layout follows.)
+uint64_t places_symbol(Scaled type, int64_t block, const Shape& piece, int64_t run) {
+  const int64_t all = num_elements(piece);
+  return joined(symbol_of(kScaledNames[static_cast<size_t>(type)]),
+                {all, block, run > 0 ? std::min(run, all) : all});
+}
+uint64_t places_symbol(const Attrs& attrs, const Shape& shape) {
+  const std::vector<int64_t> piece = attrs.integers("piece");
+  return places_symbol(parse_scaled(attrs.text("to")), attrs.integer("block"),
+                       piece.empty() ? shape : piece, attrs.integer("run"));
+}
+uint64_t put(uint64_t symbol, uint64_t places) {
+  return join_symbols(symbol_of("ToBlocks"), join_symbols(places, symbol));
+}
+uint64_t take(uint64_t symbol, uint64_t places) {
+  return join_symbols(symbol_of("FromBlocks"), join_symbols(places, symbol));
+}
+
+}  // namespace
+
+uint64_t put_in_blocks(uint64_t symbol, const Attrs& attrs, const Shape& shape) {
+  return put(symbol, places_symbol(attrs, shape));
+}
+uint64_t take_from_blocks(uint64_t symbol, const Attrs& attrs, const Shape& shape) {
+  return take(symbol, places_symbol(attrs, shape));
+}
+uint64_t round_in_blocks(uint64_t symbol, const InBlocks& in, const Shape& shape, int64_t run) {
+  const uint64_t places = places_symbol(in.type, in.block, shape, run);
+  return take(put(symbol, places), places);
 }
 
 bool renames(const Program& program, const ProgramOp& op) {

@@ -21,6 +21,12 @@ std::string word_of(std::string_view op, const Attrs& attrs);
 // Returns the symbol of Gelu's derivative at x, the factor of its gradient.
 uint64_t slope_symbol(std::string_view form, uint64_t x);
 
+// Return the symbols of a value of this shape in blocks (ToBlocks), of blocks as numbers
+// (FromBlocks), and of a value that is rounded by both. `run`: of so many elements; 0: of all.
+uint64_t put_in_blocks(uint64_t symbol, const Attrs& attrs, const Shape& shape);
+uint64_t take_from_blocks(uint64_t symbol, const Attrs& attrs, const Shape& shape);
+uint64_t round_in_blocks(uint64_t symbol, const InBlocks& in, const Shape& shape, int64_t run);
+
 // Holds shapes of the plan for one device, by symbol: of values, and of the operands that they come
 // from.
 struct WholeShapes {

@@ -220,6 +220,10 @@ std::optional<uint64_t> WholeRun::moved(const Use& use) {
   if (use.op == "Slice") return sliced(use);
   if (use.op == "Pad") return padded(use);
   if (use.op == "Concat") return concatenated(use);
+  if (use.op == "ToBlocks")
+    return put_in_blocks(use.inputs[0].symbol, use.attrs, use.inputs[0].type->shape);
+  if (use.op == "FromBlocks")
+    return take_from_blocks(use.inputs[0].symbol, use.attrs, use.outputs[0].shape);
   return std::nullopt;
 }
 

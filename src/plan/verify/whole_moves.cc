@@ -1,6 +1,7 @@
 // Whole values: ops that only move elements, and rows that mask the padding after the end of a dim.
 #include <numeric>
 
+#include "piper/base/float16.h"
 #include "whole.h"
 
 namespace piper {
@@ -13,14 +14,13 @@ uint64_t share_symbol(int64_t count, int64_t extent) {
                       static_cast<uint64_t>(extent / common));
 }
 
-bool is_half(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
-
 }  // namespace
 
 // Checks the shapes of an op that only moves elements. Its symbol may be that of its operand, so
 // shapes are recorded under the symbol joined with the op.
 uint64_t WholeRun::in_dims(uint64_t symbol, const Use& use) {
-  if (use.op == "Reshape" || use.op == "Cast") return symbol;
+  for (const std::string_view op : {"Reshape", "Cast", "ToBlocks", "FromBlocks"})
+    if (use.op == op) return symbol;
   std::vector<Part> parts;
   for (const Operand& one : use.inputs)
     parts.push_back({one.type ? one.type->shape : Shape(), one.cuts});

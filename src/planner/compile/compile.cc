@@ -105,6 +105,44 @@ Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
   return graph;
 }
 
+// Notes how parts of parameters travel in blocks, which begin anew in each part of what a rank
+// reads whole.
+Status note_blocks(const Dag& dag, const Cut& cut, Making& making) {
+  std::map<ValueId, ValueId> master_of;
+  for (const Copy& copy : dag.copies) master_of[copy.copy] = copy.master;
+  std::map<ValueId, const Part*> parts;  // by parameter
+  for (const Part& part : dag.parts)
+    if (part.scaled != Scaled::kNone && part.param.valid()) {
+      const auto master = master_of.find(part.param);
+      parts.emplace(master == master_of.end() ? part.param : master->second, &part);
+    }
+  for (const Param& param : dag.graph.params) {
+    const auto known = parts.find(param.value);
+    if (known == parts.end()) continue;
+    const Value& value = dag.graph.value(param.value);
+    const Part& part = *known->second;
+    ReadInBlocks how{{part.scaled, part.block},
+                     value.type.shape,
+                     Shape(value.type.shape.size(), 1),
+                     num_elements(dag.graph.value(part.value).type.shape)};
+    std::vector<int> cuts(value.type.shape.size());
+    for (const AxisLayout& lies : value.over) {
+      if (lies.layout.kind != LayoutKind::kSharded) continue;
+      const auto d = static_cast<size_t>(lies.layout.dim);
+      how.outer[d] = lies.layout.outer;
+      const bool is_padded = d < value.unpadded.size() && value.unpadded[d] > 0;
+      if (++cuts[d] == 1 && !lies.layout.mirrored && (how.outer[d] == 1 || !is_padded)) continue;
+      const size_t line = cut.lines_of.at(param.name).front();
+      return fail(making.strategy.replicates[line].gather_dtype_at,
+                  "not supported: '{}' in blocks, of which 'shard' cuts dim {} {}",
+                  quote_control(param.name), d,
+                  cuts[d] > 1 ? "over several axes" : "into stretches that are padded or mirrored");
+    }
+    making.in_blocks[param.name] = std::move(how);
+  }
+  return ok_status();
+}
+
 // Parts that an order names are tasks. The reference plan runs the same, each stage in one.
 Result<Graph> with_parts_as_tasks(Graph graph, const Strategy& strategy, DagSpec& spec,
                                   Summing& summing) {
@@ -158,6 +196,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   explain_versions(dag, strategy, explain);
   PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, making.variables, explain));
   PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, cut, explain));
+  PIPER_TRY(note_blocks(dag, cut, making));
   PIPER_ASSIGN(dag, apply_sends(std::move(dag), strategy.shards, explain));
   making.summing.group_of = dag.group_of;
   making.summing.region_tags = spec.region_tags;
@@ -253,6 +292,7 @@ Result<Lowered> lower_evaluation(const Cut& cut, const Making& of_step) {
                 .evaluation = nullptr,
                 .of_evaluation = of_step.of_evaluation,
                 .lie = of_step.lie,
+                .in_blocks = of_step.in_blocks,
                 .evaluates = true};
   const bool was_quiet = std::exchange(of_step.steps.quiet, true);
   PIPER_ASSIGN(Dag dag, make_chunks(*of_step.evaluation, cut, making));
@@ -390,10 +430,11 @@ Result<Compiled> compile(const CompileOptions& options) {
 
   Summing summing, of_evaluation;
   std::map<std::string, std::vector<AxisLayout>> lie;
+  std::map<std::string, ReadInBlocks> in_blocks;
   const auto plans_of = [&](Target target) {
     return make_plans(step.graph, cut,
                       {target, options, strategy, steps, compiled, variables, costs, summing,
-                       evaluation ? &*evaluation : nullptr, of_evaluation, lie});
+                       evaluation ? &*evaluation : nullptr, of_evaluation, lie, in_blocks});
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
   explain_fast_sums(strategy, options.target, compiled.explanations);

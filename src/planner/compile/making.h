@@ -32,6 +32,8 @@ struct Making {
   Summing& of_evaluation;   // as `summing`
   // How axes cut each parameter and buffer of the step; an evaluation cuts them alike.
   std::map<std::string, std::vector<AxisLayout>>& lie;
+  // By parameter: how the strategy's plan gathers it in blocks; the reference plans round it so.
+  std::map<std::string, ReadInBlocks>& in_blocks;
   bool evaluates = false;    // it makes the forward pass alone, of a step that is made already
   Explanations unsaid = {};  // of reference plans: not shown
 

@@ -47,6 +47,8 @@ PIPER_FIELDS(Part) {
   v("gather", &Part::gather);
   v("stream", &Part::stream);
   v("distance", &Part::distance);
+  v("scaled", &Part::scaled);
+  v("block", &Part::block);
   v("within", &Part::within);
   v("above", &Part::above);
 }

@@ -151,6 +151,53 @@ class Copier {
 
 void keep_copies(Dag& dag) { Copier(dag).run(); }
 
+void read_in_blocks(Dag& dag, const std::map<std::string, ReadInBlocks>& params) {
+  Graph& graph = dag.graph;
+  std::map<ValueId, const ReadInBlocks*> how;
+  for (const Param& param : graph.params)
+    if (const auto known = params.find(param.name); known != params.end())
+      how.emplace(param.value, &known->second);
+  for (const Copy& copy : dag.copies)
+    if (const auto of = how.find(copy.master); of != how.end()) how.emplace(copy.copy, of->second);
+  const size_t count = graph.nodes.size();
+  std::vector<NodeId> order;
+  for (size_t i = 0; i < count; ++i) {
+    const auto read = [&](ValueId value) {
+      const ReadInBlocks& one = *how.at(value);
+      const TensorType type = graph.value(value).type;
+      Attrs attrs{{"to", std::string(kScaledNames[static_cast<size_t>(one.in.type)])},
+                  {"block", one.in.block},
+                  {"run", one.run}};
+      Shape shape, piece;
+      for (size_t d = 0; d < type.shape.size(); ++d) {
+        if (one.outer[d] > 1) shape.push_back(one.outer[d]), piece.push_back(one.outer[d]);
+        shape.push_back(type.shape[d] / one.outer[d]);
+        piece.push_back(one.piece[d] / one.outer[d]);
+      }
+      if (piece != shape) attrs.set("piece", piece);
+      const Node& reader = graph.nodes[i];
+      Builder build(graph);
+      build.scope = reader.scope, build.tags = reader.tags, build.pass = reader.pass;
+      build.name_prefix = fmt::format("{}.{}.", reader.name, graph.value(value).name);
+      const size_t first = graph.nodes.size();
+      const ValueId blocks = build.op1("ToBlocks", {build.reshape(value, shape)}, attrs);
+      attrs.set("shape", shape);
+      attrs.set("type", std::string(info(type.dtype).name));
+      const ValueId made = build.reshape(build.op1("FromBlocks", {blocks}, attrs), type.shape);
+      for (size_t n = first; n < graph.nodes.size(); ++n) order.emplace_back(n);
+      return made;
+    };
+    for (size_t k = 0; k < graph.nodes[i].inputs.size(); ++k) {
+      const ValueId input = graph.nodes[i].inputs[k];
+      if (graph.nodes[i].pass == Pass::kU || !input.valid() || !how.contains(input)) continue;
+      const ValueId made = read(input);
+      std::ranges::replace(graph.nodes[i].inputs, input, made);
+    }
+    order.emplace_back(i);
+  }
+  graph.put_in_order(order);
+}
+
 void keep_previous_weights(Dag& dag) {
   Graph& graph = dag.graph;
   std::vector<bool> is_read(graph.values.size());

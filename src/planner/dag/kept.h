@@ -2,13 +2,15 @@
 // graph before it is cut into chunks.
 #pragma once
 
-#include "piper/planner/dag.h"
+#include "piper/planner/make_dag.h"
 
 namespace piper {
 
 // What is read of a trained parameter of f32 in 16 bits is a state of its own, and no cast; also
 // where ops that move elements are between the parameter and the casts.
 void keep_copies(Dag& dag);
+// Lets microbatches read parameters, or their copies, as gathers in blocks would bring them.
+void read_in_blocks(Dag& dag, const std::map<std::string, ReadInBlocks>& params);
 
 // Adds a second state for each trained parameter that is read, and for each copy, which starts as
 // the first does.

@@ -345,6 +345,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.variants = spec.variants;
 
   keep_copies(dag);
+  if (!spec.in_blocks.empty()) read_in_blocks(dag, spec.in_blocks);
   if (spec.weight_versions == 2) {
     keep_previous_weights(dag);
     keep_next_step(dag);

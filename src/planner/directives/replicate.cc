@@ -106,6 +106,29 @@ Gathered gathered_of(const Dag& dag, const Spoken& spoken) {
   return gathered;
 }
 
+// Says how parameters travel in blocks of 8 bits.
+std::string explain_blocks(const Dag& dag, const Spoken& spoken, const Replicate& replicate) {
+  int64_t bytes = 0;
+  size_t count = 0;
+  for (const Part& part : dag.parts) {
+    if (part.scaled == Scaled::kNone || !part.param.valid()) continue;
+    const bool is_own = std::ranges::any_of(dag.copies, [&](const Copy& copy) {
+      return copy.copy == part.param && spoken.values.contains(copy.master);
+    });
+    if (!is_own && !spoken.values.contains(part.param)) continue;
+    bytes += replicate.gather_in.bytes(num_elements(part.whole.shape));
+    ++count;
+  }
+  const bool is_int = replicate.gather_in.type == Scaled::kInt8;
+  return fmt::format(
+      "note: {} of them travel in {} ({}), rounded: {} elements of a part have one scale, and each "
+      "differs by at most {}; the optimizer has them as they were",
+      count, kScaledNames[static_cast<size_t>(replicate.gather_in.type)], human_bytes(bytes),
+      replicate.gather_in.block,
+      is_int ? "1/254 of the largest of these"
+             : "1/16 of itself, or 2^-18 of the largest of these");
+}
+
 // Returns what a directive that cuts states does to the parameters, in words.
 std::vector<std::string> explain_cut(const Dag& dag, const Spoken& spoken,
                                      const Replicate& replicate, int64_t ranks) {
@@ -133,9 +156,11 @@ std::vector<std::string> explain_cut(const Dag& dag, const Spoken& spoken,
         "each of {} ranks updates its part, with its part of the optimizer's states", ranks));
   const Gathered gathered = gathered_of(dag, spoken);
   if (!replicate.shard_parameters) {
-    lines.push_back(fmt::format("{} are gathered once a step, after the update, on stream '{}'{}",
-                                gathered.updated.print("parameters"), replicate.gather_stream,
-                                gathered.halves));
+    const bool in_blocks = replicate.gather_in.any();
+    lines.push_back(fmt::format("{} are gathered once a step, {} the update, on stream '{}'{}",
+                                (in_blocks ? trained : gathered.updated).print("parameters"),
+                                in_blocks ? "before they are read, not after" : "after",
+                                replicate.gather_stream, gathered.halves));
   } else {
     const char* when[] = {"for each pass", "for each microbatch", "once a step"};
     lines.push_back(fmt::format(
@@ -144,6 +169,8 @@ std::vector<std::string> explain_cut(const Dag& dag, const Spoken& spoken,
         when[static_cast<size_t>(replicate.gather)], replicate.prefetch,
         replicate.prefetch == 1 ? "" : "s", replicate.gather_stream, gathered.halves));
   }
+  if (replicate.gather_in.any() && spoken.above.empty())
+    lines.push_back(explain_blocks(dag, spoken, replicate));
   if (whole.count > 0)
     lines.push_back(fmt::format("{}, each below {}, stay whole", whole.print("parameters"),
                                 human_bytes(replicate.persist_bytes)));
@@ -227,7 +254,10 @@ StateCut cut_of(Dag& dag, const Param& param, const std::vector<size_t>& lines,
         std::ranges::all_of(axes, [&](int32_t axis) { return has_parts(dag, param, axis); });
     if (!cuts) break;
     Part level{.over = axes, .gather = static_cast<Gather>(one.gather)};
-    if (!one.shard_parameters) level.gather = Gather::kUpdate;
+    const bool in_blocks = one.gather_in.any() && cut.levels.empty();
+    if (in_blocks) level.scaled = one.gather_in.type, level.block = one.gather_in.block;
+    // What is rounded to travel is no state.
+    if (!one.shard_parameters) level.gather = in_blocks ? Gather::kStep : Gather::kUpdate;
     level.stream = stream_of(dag, one.gather_stream);
     level.distance = static_cast<int32_t>(one.prefetch);
     if (cut.levels.empty()) cut.each_micro = one.reduce == Replicate::When::kMicrobatch;
@@ -263,6 +293,15 @@ Status cut_all(Dag& dag, const std::vector<Replicate>& replicates, const Cut& fr
         return !axes_of(dag, replicates[line]).empty();
       });
       PIPER_TRY(check_levels(dag, cut, replicates[*second]));
+      for (auto line = second; line != lines.end(); ++line)
+        if (replicates[*line].gather_in.any())
+          return fail(replicates[*line].gather_dtype_at,
+                      "not supported: parts of parts that travel in {}: those of '{}' are put "
+                      "together as the optimizer has them",
+                      kScaledNames[static_cast<size_t>(replicates[*line].gather_in.type)],
+                      quote_control(cut.param.name))
+              .with_note("help: say it of the entry over [" +
+                         join(replicates[lines.front()].over, ", ") + "], which cuts them first");
     }
     cuts.push_back(std::move(cut));
   }

@@ -53,12 +53,12 @@ class Inserter {
 
   const Task& task_of(int32_t buffer) const { return dag_.tasks[part_of_.at(buffer).task.index()]; }
   // What may share a bucket: when, group of ranks, stream, distance, and what `fuse` has joined.
-  using Key = std::tuple<Gather, int32_t, int32_t, int32_t, TaskId>;
+  using Key = std::tuple<Gather, int32_t, int32_t, int32_t, TaskId, Scaled, int64_t>;
   Key key_of(int32_t buffer) const {
     const GatheredBuffer& own = part_of_.at(buffer);
     const Task& task = task_of(buffer);
     return {own.when, own.group, task.stream, task.distance,
-            task.writes.size() > 1 ? own.task : TaskId()};
+            task.writes.size() > 1 ? own.task : TaskId(), own.in.type, own.in.block};
   }
 
   // Forms buckets in order of first use; what one instruction uses first of one group stays
@@ -205,6 +205,8 @@ class Inserter {
                     .pass = TaskPass::kMove,
                     .stream = task_of(load.buffers[0]).stream,
                     .group = part_of_[load.buffers[0]].group,
+                    .scaled = part_of_[load.buffers[0]].in.type,
+                    .block = part_of_[load.buffers[0]].in.block,
                     .ahead = load.ahead};
     for (int32_t buffer : load.buffers) {
       one.args.push_back(part_of_[buffer].part);

@@ -253,7 +253,8 @@ Status bind_shards(State& state, const Instruction& from, std::span<const int64_
                 num_elements(state.type(whole).shape),
                 num_elements(state.type(part).shape),
                 stretches_of(state.type(whole).shape, from),
-                from.mirrored};
+                from.mirrored,
+                from.in_blocks()};
     if (info(from.kind).adds && !is_summable(dtype))
       return wrong_plan(state, op, fmt::format("no sum of {}", info(dtype).name));
     const int64_t together = shard.part_count * group_sizes[group];

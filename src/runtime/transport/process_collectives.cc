@@ -171,8 +171,45 @@ Status ProcessFabric::reduce_scatter(Group& group, std::span<const Shard> shards
   return ok_status();
 }
 
+// Each member sends its part in blocks, as many at a time as fit, and all take them apart.
+Status ProcessFabric::gather_in_blocks(Group& group, const Shard& shard) {
+  const int64_t own = group.position, size = info(shard.dtype).bytes, room = member_room(group),
+                most = room / shard.blocks.block_bytes() * shard.blocks.block;
+  if (most == 0)
+    return fail("not supported: blocks of {} elements between {} members", shard.blocks.block,
+                group.size());
+  const auto count_of = [&](int64_t member, int64_t at) {
+    const int64_t all =
+        std::clamp<int64_t>(shard.count - member * shard.part_count, 0, shard.part_count);
+    return std::clamp<int64_t>(all - at, 0, most);
+  };
+  const auto place = [&](int64_t member, int64_t at) {
+    return shard.whole + (member * shard.part_count + at) * size;
+  };
+  for (int64_t at = 0; at < shard.part_count; at += most) {
+    const int64_t sent = count_of(own, at);
+    put_in_blocks(shard.blocks, shard.dtype, shard.part + at * size, sent, out_.data());
+    take_from_blocks(shard.blocks, shard.dtype, out_.data(), sent, place(own, at));
+    PIPER_TRY(group.with_others([&](int64_t i) -> Status {
+      PIPER_TRY(group.start_recv(i, in_.data() + i * room, shard.blocks.bytes(count_of(i, at))));
+      return group.start_send(i, out_.data(), shard.blocks.bytes(sent));
+    }));
+    PIPER_TRY(group.finish("all-gather"));
+    PIPER_TRY(group.with_others([&](int64_t i) -> Status {
+      take_from_blocks(shard.blocks, shard.dtype, in_.data() + i * room, count_of(i, at),
+                       place(i, at));
+      return ok_status();
+    }));
+  }
+  return ok_status();
+}
+
 Status ProcessFabric::all_gather(Group& group, std::span<const Shard> shards) {
   const int64_t own = group.position;
+  if (!shards.empty() && shards[0].blocks.any()) {
+    for (const Shard& shard : shards) PIPER_TRY(gather_in_blocks(group, shard));
+    return ok_status();
+  }
   bool scattered = false;
   for (const Shard& shard : shards) {
     scattered = scattered || shard.stretches > 1;

@@ -64,7 +64,7 @@ inline bool are_alike(const Piece& a, const Piece& b) {
 }
 inline bool are_alike(const Shard& a, const Shard& b) {
   return a.dtype == b.dtype && a.count == b.count && a.part_count == b.part_count &&
-         a.stretches == b.stretches && a.mirrored == b.mirrored;
+         a.stretches == b.stretches && a.mirrored == b.mirrored && a.blocks == b.blocks;
 }
 inline bool are_alike(const Exchange& a, const Exchange& b) {
   return a.loops == b.loops && a.run == b.run && a.from_block == b.from_block &&

@@ -50,7 +50,11 @@ void share_all_gather(Members members, size_t own) {
       shards[s].for_each_run(static_cast<int64_t>(i), [&](const Shard::Run& run) {
         std::byte* to = shards[s].whole + run.whole;
         const std::byte* from = members[i]->shards[s].part + run.part;
-        if (to != from) std::memcpy(to, from, static_cast<size_t>(run.bytes));
+        if (shards[s].blocks.any())
+          round_in_blocks(shards[s].blocks, shards[s].dtype, from,
+                          run.bytes / info(shards[s].dtype).bytes, to);
+        else if (to != from)
+          std::memcpy(to, from, static_cast<size_t>(run.bytes));
       });
 }
 
