@@ -75,6 +75,25 @@ std::vector<float> rounded(const InBlocks& in, std::vector<float> numbers) {
   return taken;
 }
 
+// What numpy makes of int8 and PyTorch of float8_e4m3fn.
+TEST(Scaled, CodesAreThoseOfNumpyAndTorch) {
+  constexpr int kInt8[] = {129, 195, 228, 243, 251, 254, 255, 0,   0,  47,  42,
+                           31,  245, 254, 0,   1,   1,   0,   0,   35, 228, 251,
+                           3,   4,   255, 0,   0,   243, 44,  241, 6,  250},
+                kFloat8[] = {254, 245, 236, 227, 217, 207, 194, 175, 36,  114, 113,
+                             110, 225, 208, 60,  71,  70,  182, 0,   111, 236, 216,
+                             82,  86,  193, 59,  188, 227, 114, 230, 90,  219};
+  float numbers[32];
+  for (int i = 0; i < 32; ++i)
+    numbers[i] = std::ldexp(static_cast<float>((i * i * 7 + i * 13) % 1001 - 500), -(i % 9));
+  std::byte packed[36];
+  for (const Scaled type : {Scaled::kInt8, Scaled::kFloat8}) {
+    put_in_blocks({type, 32}, DType::kF32, reinterpret_cast<const std::byte*>(numbers), 32, packed);
+    for (int i = 0; i < 32; ++i)
+      EXPECT_EQ(static_cast<int>(packed[i]), (type == Scaled::kInt8 ? kInt8 : kFloat8)[i]) << i;
+  }
+}
+
 // The bounds that the header states hold, and are not far from what is measured.
 TEST(Scaled, NumbersDifferByAtMostTheBound) {
   std::mt19937 random(seed_of());

@@ -371,6 +371,54 @@ inline std::string blocks(Fabric& t) {
   return wrong;
 }
 
+// Parts travel in blocks of 8 bits: all wholes have them rounded, the own one, too.
+inline std::string in_blocks_in(Fabric& t, const std::vector<int64_t>& ranks) {
+  auto group = t.add_group(ranks);
+  SUITE_OK(group);
+  const int64_t members = std::ssize(ranks);
+  struct Form {
+    int64_t part, missing;
+    InBlocks blocks;
+  };
+  const InBlocks int8{Scaled::kInt8, 64}, float8{Scaled::kFloat8, 32}, large{Scaled::kInt8, 1024};
+  for (const std::vector<Form>& message :
+       {std::vector<Form>{{1, 0, int8}, {64, 3, int8}, {1000, 999, int8}, {70001, 1, int8}},
+        {{5, 2, float8}, {33, 0, float8}},
+        {{600'001, 7, large}}}) {
+    std::vector<std::vector<float>> parts, wholes, wanted;
+    std::vector<Shard> shards;
+    for (const Form& f : message) {
+      const int64_t count = members * f.part - f.missing, salt = 50 + std::ssize(shards);
+      parts.push_back(data_of<float>(t.rank(), salt, f.part));
+      wholes.emplace_back(static_cast<size_t>(count), 7.0F);
+      std::vector<float>& all = wanted.emplace_back();
+      for (int64_t i = 0; i < members; ++i) {
+        const int64_t there = std::clamp<int64_t>(count - i * f.part, 0, f.part);
+        auto part = data_of<float>(ranks[static_cast<size_t>(i)], salt, f.part);
+        // Past the end there are zeros.
+        std::fill(part.begin() + there, part.end(), 0.0F);
+        if (ranks[static_cast<size_t>(i)] == t.rank()) parts.back() = part;
+        round_in_blocks(f.blocks, DType::kF32, bytes_of(part.data()), f.part,
+                        bytes_of(part.data()));
+        all.insert(all.end(), part.begin(), part.begin() + there);
+      }
+      shards.push_back({nullptr, nullptr, DType::kF32, count, f.part, 1, false, f.blocks});
+    }
+    for (size_t k = 0; k < shards.size(); ++k) {
+      shards[k].whole = bytes_of(wholes[k].data());
+      shards[k].part = bytes_of(parts[k].data());
+    }
+    SUITE_OK(t.run(*group, {.kind = InstructionKind::kAllGather, .shards = shards}));
+    for (size_t k = 0; k < shards.size(); ++k) SUITE_CHECK(same_bits(wholes[k], wanted[k]));
+  }
+  return "";
+}
+inline std::string in_blocks(Fabric& t) {
+  std::string wrong = in_blocks_in(t, everyone(t));
+  if (wrong.empty()) wrong = in_blocks_in(t, {t.rank()});
+  return wrong;
+}
+
 // A mesh [2, world / 2]: the groups of both axes take turns, those of the outer one are no
 // neighbours.
 inline std::string two_axes(Fabric& t) {
@@ -637,6 +685,7 @@ inline constexpr Case kCases[] = {
     {"reduce_scatter", reduce_scatter},
     {"reduce_scatter_of_many", reduce_scatter_of_many},
     {"blocks", blocks},
+    {"in_blocks", in_blocks},
     {"two_axes", two_axes},
     {"greatest", greatest},
     {"rotate", rotate},

@@ -25,8 +25,8 @@ struct DagSpec {
   std::map<std::string, std::vector<SumRound>> rounds_of;  // by parameter: as its gradient does
   // See Dag.
   bool split_backward = false, split_recompute = false, split_update = false, split_sums = false;
-  std::vector<int32_t> group_of;  // of another plan: sums are formed as there
-  int64_t weight_versions = 1;    // or 2: see Version
+  std::vector<int32_t> group_of;                  // of another plan: sums are formed as there
+  int64_t weight_versions = 1;                    // or 2: see Version
   std::map<std::string, ReadInBlocks> in_blocks;  // by parameter; of a plan that gathers nothing
   Variants variants;
 };

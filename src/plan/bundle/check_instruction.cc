@@ -129,7 +129,8 @@ class InstructionCheck {
   // Checks what travels in 8 bits: runs of floats that the whole has not already, as it is rounded.
   Status check_blocks() const {
     if (one_.scaled == Scaled::kNone)
-      return one_.block == 0 ? ok_status() : wrong("it has blocks of {} without a type", one_.block);
+      return one_.block == 0 ? ok_status()
+                             : wrong("it has blocks of {} without a type", one_.block);
     if (one_.kind != InstructionKind::kAllGather || one_.dim >= 0)
       return wrong("it gathers no flat runs that could travel in blocks");
     if (!is_block(one_.block)) return wrong("it cannot have blocks of {}", one_.block);

@@ -57,8 +57,13 @@ class Inserter {
   Key key_of(int32_t buffer) const {
     const GatheredBuffer& own = part_of_.at(buffer);
     const Task& task = task_of(buffer);
-    return {own.when, own.group, task.stream, task.distance,
-            task.writes.size() > 1 ? own.task : TaskId(), own.in.type, own.in.block};
+    return {own.when,
+            own.group,
+            task.stream,
+            task.distance,
+            task.writes.size() > 1 ? own.task : TaskId(),
+            own.in.type,
+            own.in.block};
   }
 
   // Forms buckets in order of first use; what one instruction uses first of one group stays

@@ -173,6 +173,10 @@ Status ProcessFabric::reduce_scatter(Group& group, std::span<const Shard> shards
 
 // Each member sends its part in blocks, as many at a time as fit, and all take them apart.
 Status ProcessFabric::gather_in_blocks(Group& group, const Shard& shard) {
+  if (group.size() == 1) {
+    round_in_blocks(shard.blocks, shard.dtype, shard.part, shard.count, shard.whole);
+    return ok_status();
+  }
   const int64_t own = group.position, size = info(shard.dtype).bytes, room = member_room(group),
                 most = room / shard.blocks.block_bytes() * shard.blocks.block;
   if (most == 0)
