@@ -470,6 +470,17 @@ TEST(Ops, TypeErrorsNameShapes) {
   EXPECT_EQ(types_error("CrossEntropySum", {f32({8, 5}), i64({7})}),
             "input 1 (labels) must be i64[8], but is i64[7]");
   EXPECT_EQ(types_error("Cast", {f32({1})}, {{"to", "f33"}}), "'f33' is not an element type");
+  const auto in_blocks = [&](const char* to, int64_t block, int64_t run,
+                             std::vector<int64_t> piece) {
+    return types_error(
+        "ToBlocks", {f32({8, 6})},
+        {{"to", std::string(to)}, {"block", block}, {"run", run}, {"piece", std::move(piece)}});
+  };
+  EXPECT_EQ(in_blocks("int4", 64, 0, {}), "'int4' is no type of 8 bits");
+  EXPECT_EQ(in_blocks("int8", 48, 0, {}), "there are no blocks of 48");
+  EXPECT_EQ(in_blocks("int8", 64, -1, {}), "there are no runs of -1");
+  EXPECT_EQ(in_blocks("int8", 64, 0, {9, 6}), "[8,6] is not cut into pieces of [9,6]");
+  EXPECT_EQ(in_blocks("int8", 64, 0, {8}), "[8,6] is not cut into pieces of [8]");
   EXPECT_EQ(types_error("Expand", {f32({3})}, {{"shape", Shape{3, 2}}}),
             "f32[3] does not expand to [3,2]");
   EXPECT_EQ(types_error("Pad", {f32({3})}, {{"before", Shape{-2}}, {"after", Shape{-2}}}),

@@ -10,6 +10,7 @@ namespace piper {
 namespace {
 
 constexpr int64_t kMostRun = int64_t{1} << 40;
+constexpr double kMostBlocks = 0x1p50;
 
 // Returns how many words the blocks of such a tensor take.
 Result<int64_t> words_of(const Attrs& attrs, const Shape& shape) {
@@ -24,10 +25,13 @@ Result<int64_t> words_of(const Attrs& attrs, const Shape& shape) {
     fits = piece[d] > 0 && piece[d] <= std::max<int64_t>(shape[d], 1);
   if (!fits) return fail("{} is not cut into pieces of {}", to_string(shape), to_string(piece));
   const BlockPlaces places(block, shape, piece, run);
-  int64_t words = 0;
-  if (__builtin_mul_overflow(places.blocks(), block / 4 + 1, &words))
-    return fail("its blocks are too many");
-  return words;
+  double pieces = 1;
+  for (size_t d = 0; d < piece.size(); ++d)
+    pieces *= static_cast<double>((shape[d] + piece[d] - 1) / piece[d]);
+  const double blocks =
+      pieces * static_cast<double>(places.runs()) * static_cast<double>(places.per_run());
+  if (blocks > kMostBlocks) return fail("its blocks are too many");
+  return places.blocks() * (block / 4 + 1);
 }
 
 TypesResult to_blocks_types(const OpTypes& use) {
