@@ -171,7 +171,7 @@ Status print_rampup(std::span<const PlanSet* const> stages, std::span<const int6
         json ? fmt::format("{{\"first_step\":{},\"steps\":{},\"step_seconds\":{},\"seconds\":{}}}",
                            begin, steps, report.step, seconds)
              : fmt::format("  steps {} to {}: {} samples, {:.4g} ms a step, {:.4g} s in all\n",
-                           begin + 1, begin + steps, set.roles[0].batch, report.step * 1e3,
+                           begin + 1, begin + steps, set.roles[0].samples(), report.step * 1e3,
                            seconds));
   }
   if (json)

@@ -303,7 +303,8 @@ std::vector<std::string> all_files() {
   std::vector<std::string> names;
   const std::filesystem::path root = PIPER_SOURCE_DIR "/strategies";
   for (const auto& entry : std::filesystem::recursive_directory_iterator(root))
-    if (is_strategy(entry.path()))
+    // Sites that take local steps do so on no GPU.
+    if (is_strategy(entry.path()) && entry.path().parent_path().filename() != "sites")
       names.push_back(std::filesystem::relative(entry.path(), root).replace_extension().string());
   std::sort(names.begin(), names.end());
   return names;

@@ -90,7 +90,7 @@ Result<std::unique_ptr<BatchSource>> open_file(const PlanSet& set, const std::st
   PIPER_ASSIGN(const auto needs, data_needs(set));
   DataOptions options;
   options.sources = {path};
-  return open_data(options, needs, set.roles[0].batch);
+  return open_data(options, needs, set.roles[0].samples());
 }
 
 Result<std::unique_ptr<BatchSource>> open_batches(const PlanSet& set, const std::string& model) {

@@ -85,6 +85,7 @@ struct TrainSpec {
   std::optional<LossScale> loss_scale;
   bool skip_nonfinite = false;  // as clip_norm and loss_scale do: see skips_nonfinite
   std::optional<double> ema;    // the decay of averages of all trained parameters, states NAME.ema
+  int64_t sites = 1;            // of copy_for_sites: so many losses the graph's is the sum of
 };
 
 // Returns whether a step whose gradients have no finite norm changes no parameter and no optimizer
@@ -108,6 +109,18 @@ Result<Differentiated> differentiate(Graph forward, const TrainSpec& train);
 // Graph::weight where the loss is divided by one number of the batch's inputs. Error: a choice by
 // random numbers that is no dropout.
 Result<Graph> evaluated(Graph forward);
+
+// Makes a copy of a forward graph for each site, each with inputs, trained parameters and a loss of
+// its own: of NAME, site.K.NAME. Ops have the site as `tag`. The loss is the sum over the sites.
+Graph copy_for_sites(const Graph& forward, int64_t sites, const std::string& tag);
+// Makes of such copies the step that an outer optimizer takes (LocalSteps): it updates outer
+// parameters, which have the names and initial values of the model, by the mean over the sites of
+// their distance from those of a site, which then become what the outer ones are. Of the regions, by
+// `region_tags` of the graph, that read a parameter the first counts. It has no loss.
+Result<Graph> outer_step(const Graph& copies, int64_t sites, const TrainSpec& outer,
+                         std::span<const std::string> region_tags);
+// Returns K and NAME of "site.K.NAME"; nothing: it is another name.
+std::optional<std::pair<int64_t, std::string>> site_of(const std::string& name);
 
 // Where a Gelu's input is read by its gradient only, the forward pass makes what that multiplies
 // with (GeluAndSlope) beside the result, and the backward pass keeps it in place of the input.

@@ -8,8 +8,8 @@
 #pragma once
 
 #include "piper/base/scaled.h"
-#include "piper/frontend/autodiff.h"
 #include "piper/frontend/expression.h"
+#include "piper/frontend/local_steps.h"
 #include "piper/frontend/model.h"
 #include "piper/frontend/order.h"
 #include "piper/frontend/split.h"
@@ -174,7 +174,6 @@ struct LeftOut {
   SourceSpan at;
   std::string what, why;  // "recompute", "its 'when' is 0"
 };
-
 struct RampStage {  // of a batch that grows
   int64_t steps = 0, global_batch = 0;
   SourceSpan at;
@@ -203,6 +202,7 @@ struct Strategy {
   std::vector<Split> splits;
   std::vector<Place> places;
   std::vector<Replicate> replicates;
+  std::vector<LocalSteps> local_steps;  // one at most
   std::vector<ShardRule> shards;
   std::vector<Recompute> recomputes;
   std::vector<Precision> precisions;  // loss scaling is in `train`

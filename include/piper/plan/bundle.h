@@ -15,7 +15,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 15;
+inline constexpr int kPlanFormatVersion = 16;
 
 struct RankHeader {
   int32_t rank = 0;

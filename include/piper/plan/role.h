@@ -144,6 +144,11 @@ struct DataInput {
   // Integers must be in [low, high] when low <= high: vocabulary, labels.
   int64_t low = 0, high = 0;
   int64_t ignore = INT64_MIN;  // one further legal value (ignore_index)
+  // Of inputs that share one of the data: its name, empty where it is `name`; and of how many equal
+  // runs of its samples this one reads which.
+  std::string data = {};
+  int64_t share = 0, shares = 1;
+  const std::string& data_name() const { return data.empty() ? name : data; }
   bool operator==(const DataInput&) const = default;
 };
 
@@ -167,13 +172,17 @@ struct RoleProgram {
   // The forward pass alone, of one batch, which writes no state: it may run wherever a step may
   // begin that no other overlaps with. Empty: the plan cannot evaluate.
   std::vector<Instruction> evaluation;
+  // Runs at the end of each step whose number, counted from 1, `outer_every` divides, as a step of its
+  // own: the outer optimizer. It reads no inputs and reports nothing. Empty: there is none.
+  std::vector<Instruction> outer;
+  int64_t outer_every = 0;
   std::vector<Report> reports;
   std::vector<Report> evaluation_reports;  // "loss" and, where it is no mean over samples, "weight"
   // 1: steps overlap. The prologue begins the first step, a body finishes one and begins the next,
   // and the epilogue, instead of a body, finishes the last. What a section sends is received in the
   // same section of the other rank.
   int32_t steps_ahead = 0;
-  int64_t batch = 0;        // samples of the global batch
+  int64_t batch = 0;        // samples of the global batch, or of each share of it
   int64_t arena_bytes = 0;  // greatest buffer end on the device
   int64_t host_bytes = 0;   // greatest buffer end on the host
   // Of the host, beside its arena: what it brings to a device that works by itself, of two
@@ -190,12 +199,13 @@ struct RoleProgram {
   int64_t transport_bytes = 0;
   int64_t scratch_bytes = 0;
   // Return all sections, those that are empty, too.
-  std::array<const std::vector<Instruction>*, 4> sections() const {
-    return {&prologue, &body, &epilogue, &evaluation};
+  std::array<const std::vector<Instruction>*, 5> sections() const {
+    return {&prologue, &body, &epilogue, &evaluation, &outer};
   }
-  std::array<std::vector<Instruction>*, 4> sections() {
-    return {&prologue, &body, &epilogue, &evaluation};
+  std::array<std::vector<Instruction>*, 5> sections() {
+    return {&prologue, &body, &epilogue, &evaluation, &outer};
   }
+  int64_t samples() const;  // of a step, over all shares
   const Tensor& tensor(const Buffer& buffer) const {
     return tensors[static_cast<size_t>(buffer.tensor)];
   }

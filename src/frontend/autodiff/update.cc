@@ -1,6 +1,7 @@
 // Appends clipping, loss scale, learning rate and the optimizer's update of each parameter.
 #include "update.h"
 
+#include <algorithm>
 #include <map>
 
 #include "piper/ir/ops.h"
@@ -16,6 +17,8 @@ class Update {
       : graph_(graph), train_(train), loss_scale_(loss_scale) {}
 
   void sum_loss() {
+    if (!graph_.loss.valid()) return;
+    if (train_.sites > 1) return sum_losses();
     const DType dtype = graph_.value(graph_.loss).type.dtype;
     if (info(dtype).bytes < 4) {  // the last op of the forward
       graph_.loss = emit("Cast", "loss_f32", "", {graph_.loss}, {{"to", "f32"}})[0];
@@ -117,6 +120,26 @@ class Update {
   }
 
  private:
+  // Sums the mean over the sites: each computes its own share.
+  void sum_losses() {
+    std::vector<ValueId> losses;
+    for (int64_t site = train_.sites; site > 1; --site) {
+      const Node& add = graph_.node(graph_.value(graph_.loss).producer);
+      losses.push_back(add.inputs[1]);
+      graph_.loss = add.inputs[0];
+    }
+    losses.push_back(graph_.loss);
+    std::reverse(losses.begin(), losses.end());
+    for (ValueId& loss : losses) {
+      Builder build(graph_);
+      build.tags = graph_.node(graph_.value(loss).producer).tags;
+      build.scope = graph_.node(graph_.value(loss).producer).scope;
+      if (info(build.type(loss).dtype).bytes < 4) loss = build.cast(loss, DType::kF32);
+      const double share = 1 / static_cast<double>(train_.sites);
+      loss = build.mul(loss, build.scalar(share, build.type(loss).dtype));
+    }
+    graph_.loss = emit("StepSum", "step_loss", "", std::move(losses))[0];
+  }
   std::vector<ValueId> emit(std::string_view op, std::string name, std::string scope,
                             std::vector<ValueId> inputs, Attrs attrs = {}) {
     Node node;

@@ -7,11 +7,11 @@
 
 namespace piper::fields {
 
-extern const Directive kPrecision, kSplit, kRecompute, kPlace, kReplicate, kShard, kOffload,
-    kStream, kPrefetch, kFuse, kOrder;
+extern const Directive kPrecision, kSplit, kRecompute, kPlace, kReplicate, kLocalSteps, kShard,
+    kOffload, kStream, kPrefetch, kFuse, kOrder;
 // The schema and help list them in this sequence; compile.cc says in which they are applied.
-inline constexpr const Directive* kDirectives[] = {&kPrecision, &kSplit, &kRecompute, &kPlace,
-                                                   &kReplicate, &kShard, &kOffload,   &kStream,
-                                                   &kPrefetch,  &kFuse,  &kOrder};
+inline constexpr const Directive* kDirectives[] = {
+    &kPrecision, &kSplit,   &kRecompute, &kPlace,    &kReplicate, &kLocalSteps,
+    &kShard,     &kOffload, &kStream,    &kPrefetch, &kFuse,      &kOrder};
 
 }  // namespace piper::fields

@@ -36,6 +36,19 @@ class Lines {
   std::string text_;
 };
 
+// Says how often there is an outer update, and what the rank sends that sends most.
+struct OuterTraffic {
+  int64_t every = 0, bytes = 0;
+};
+OuterTraffic outer_traffic(const PlanSet& set) {
+  OuterTraffic outer;
+  for (const RoleProgram& role : set.roles) {
+    outer.every = std::max(outer.every, role.outer_every);
+    outer.bytes = std::max(outer.bytes, outer_bytes(role));
+  }
+  return outer;
+}
+
 void print_head(const PlanSet& set, const StepReport& report, const MachineFacts& facts,
                 Lines& lines) {
   lines.add(
@@ -43,13 +56,21 @@ void print_head(const PlanSet& set, const StepReport& report, const MachineFacts
       fmt::format("the first {}; one by itself {}, of which a device is at work for at most {}",
                   human_seconds(report.first), human_seconds(report.alone),
                   human_seconds(report.span)));
-  const int64_t batch = set.roles[0].batch;
+  const int64_t batch = set.roles[0].samples();
   if (report.step > 0)
     lines.add("samples/s", fmt::format("{:.4g}", static_cast<double>(batch) / report.step));
   if (report.evaluation > 0)
     lines.add("evaluation", human_seconds(report.evaluation),
               fmt::format("a batch of --eval-data: as long as {:.2f} steps",
                           report.step > 0 ? report.evaluation / report.step : 0));
+  if (report.outer > 0) {
+    const OuterTraffic outer = outer_traffic(set);
+    lines.add("outer", human_seconds(report.outer),
+              fmt::format("an update each {} steps: {} a step on average; a rank sends at most {}, "
+                          "{} a step on average",
+                          outer.every, human_seconds(report.outer / static_cast<double>(outer.every)),
+                          human_bytes(outer.bytes), human_bytes(outer.bytes / outer.every)));
+  }
   lines.add("bound", human_seconds(report.bound),
             fmt::format("the busiest device computes so long: no order of its work is shorter; the "
                         "step is {:.3f} x that",
@@ -180,11 +201,17 @@ std::string report_json(const PlanSet& set, const StepReport& report, const Mach
   json["first_step_s"] = report.first;
   json["alone_s"] = report.alone;
   if (report.evaluation > 0) json["evaluation_s"] = report.evaluation;
+  if (report.outer > 0) {
+    const OuterTraffic outer = outer_traffic(set);
+    json["outer_s"] = report.outer;
+    json["outer_every"] = outer.every;
+    json["outer_bytes"] = outer.bytes;
+  }
   json["span_s"] = report.span;
   json["bound_s"] = report.bound;
   json["idle"] = report.idle;
   json["samples_per_s"] =
-      report.step > 0 ? Json(static_cast<double>(set.roles[0].batch) / report.step) : Json();
+      report.step > 0 ? Json(static_cast<double>(set.roles[0].samples()) / report.step) : Json();
   json["peak_bytes"] = largest_peak(set);
   json["memory_bytes"] = facts.memory > 0 ? Json(facts.memory) : Json();
   const auto flops = flops_of_ranks(set, model_flops);

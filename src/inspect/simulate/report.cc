@@ -182,18 +182,19 @@ void add_alone(const Timeline& timeline, StepReport& report) {
   }
 }
 
-// Returns how long the plans evaluate a batch, whose sections are then all that there is to run; 0:
-// they cannot.
-Result<double> evaluation_time(const PlanSet& set, const Machine& machine) {
-  const auto evaluates = [](const RoleProgram& role) { return !role.evaluation.empty(); };
-  if (std::none_of(set.roles.begin(), set.roles.end(), evaluates)) return 0.0;
-  PlanSet evaluation = set;
-  for (RoleProgram& role : evaluation.roles) {
-    role.body = std::move(role.evaluation);
-    role.prologue.clear(), role.epilogue.clear(), role.evaluation.clear();
+// Returns how long a section beside the steps takes that is then all there is to run; 0: there is
+// none.
+Result<double> time_of(const PlanSet& set, std::vector<Instruction> RoleProgram::*section,
+                       const Machine& machine) {
+  const auto has = [&](const RoleProgram& role) { return !(role.*section).empty(); };
+  if (std::none_of(set.roles.begin(), set.roles.end(), has)) return 0.0;
+  PlanSet alone = set;
+  for (RoleProgram& role : alone.roles) {
+    role.body = std::move(role.*section);
+    role.prologue.clear(), role.epilogue.clear(), (role.*section).clear();
     role.steps_ahead = 0;
   }
-  PIPER_ASSIGN(const Timeline timeline, simulate(evaluation, machine, 1));
+  PIPER_ASSIGN(const Timeline timeline, simulate(alone, machine, 1));
   return timeline.length;
 }
 
@@ -249,7 +250,8 @@ Result<StepReport> report_step(const PlanSet& set, const Machine& machine) {
     report.first = std::max(report.first, row.sections[overlap ? 1 : 0].end);
   PIPER_ASSIGN(const Timeline alone, simulate(set, machine, 1));
   add_alone(alone, report);
-  PIPER_ASSIGN(report.evaluation, evaluation_time(set, machine));
+  PIPER_ASSIGN(report.evaluation, time_of(set, &RoleProgram::evaluation, machine));
+  PIPER_ASSIGN(report.outer, time_of(set, &RoleProgram::outer, machine));
   return report;
 }
 

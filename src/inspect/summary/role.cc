@@ -401,7 +401,7 @@ void add_batch(const RoleProgram& role, RoleSummary& summary) {
     for (const Contribution& part : one.contributions)
       if (role.sum_targets[index_of(part.target)].name.ends_with(".grad"))
         gradients.insert(info(role.tensor(one.args[index_of(part.arg)]).type.dtype).name);
-  summary.train.emplace_back("global_batch", std::to_string(role.batch));
+  summary.train.emplace_back("global_batch", std::to_string(role.samples()));
   if (count > 0) summary.train.emplace_back("microbatch_size", std::to_string(count));
   if (!gradients.empty())
     summary.train.emplace_back(
@@ -445,6 +445,8 @@ Result<RoleSummary> summarise_role(const RoleProgram& role) {
   RoleSummary summary = RoleWalk(role, std::move(flops)).run();
   Training training = find_training(role);
   summary.evaluation_flops = evaluation;
+  summary.outer_every = role.outer_every;
+  summary.outer_bytes = outer_bytes(role);
   summary.target = role.target;
   summary.table = role.table;
   count_memory(role, summary);

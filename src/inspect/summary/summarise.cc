@@ -126,6 +126,15 @@ void add_train(Summary& summary) {
   if (evaluates)
     summary.train.emplace_back("evaluation",
                                fmt::format("{} a batch over all ranks", human_flops(evaluation)));
+  int64_t every = 0, sent = 0;
+  for (const DeviceSummary& device : summary.devices) {
+    every = std::max(every, summary.role(device).outer_every);
+    sent += summary.role(device).outer_bytes * device.ranks;
+  }
+  if (every > 0)
+    summary.train.emplace_back("local_steps",
+                               fmt::format("{}, then {} sent over all ranks ({} a step)", every,
+                                           human_bytes(sent), human_bytes(sent / every)));
   if (two_versions) summary.train.emplace_back("weight_versions", "2");
   for (const auto& [name, text] : inputs) summary.train.emplace_back("input " + name, text);
   summary.train.emplace_back("seed", std::to_string(summary.manifest.seed));

@@ -64,17 +64,20 @@ class TrainingFinder {
       : role_(role), origin_(role.buffers.size(), -1) {}
 
   Training run() {
-    for (const Instruction& one : role_.body) {
+    for (const auto* section : {&role_.body, &role_.outer}) walk(*section);
+    return std::move(out_);
+  }
+
+ private:
+  void walk(const std::vector<Instruction>& section) {
+    for (const Instruction& one : section) {
       const bool pairs = one.kind == InstructionKind::kOwnPart;
       if (one.kind == InstructionKind::kCopy || pairs)
         for (size_t a = 0; a + 1 < one.args.size(); a += 2)
           origin_[index_of(one.args[a + 1])] = one.args[a];
       if (one.kind == InstructionKind::kCompute && one.pass == TaskPass::kU) visit(one);
     }
-    return std::move(out_);
   }
-
- private:
   void visit(const Instruction& one) {
     program_ = &role_.programs[index_of(one.program)];
     args_ = one.args;

@@ -10,6 +10,7 @@ namespace piper {
 namespace {
 
 constexpr int32_t kMostPriority = 100;
+constexpr int64_t kMostShares = 1 << 20;
 constexpr int64_t kMostHostBytes = int64_t{1} << 56;
 
 Status check_names(const RoleProgram& role) {
@@ -58,6 +59,8 @@ Status check_inputs(const RoleProgram& role) {
   for (const DataInput& input : role.inputs) {
     const std::string name = quote_control(input.name);
     if (input.name.empty()) return bad("a data input has no name");
+    if (input.shares < 1 || input.share >= input.shares || input.shares > kMostShares)
+      return bad("data input '{}' is share {} of {}", name, input.share, input.shares);
     if (!names.insert(input.name).second) return bad("there are two data inputs '{}'", name);
     if (!bytes_of(input.type)) return bad("data input '{}' has no possible type", name);
     const auto rank = static_cast<int32_t>(input.type.shape.size());
@@ -122,6 +125,11 @@ Status check_role(const RoleProgram& role) {
     for (const Report& report : *reports) PIPER_TRY(check_report(role, report));
   if (role.evaluation.empty() != role.evaluation_reports.empty())
     return bad("an evaluation reports something, and nothing else does");
+  if (role.outer.empty() != (role.outer_every == 0))
+    return bad("an outer update runs each {} steps, and has {} instructions", role.outer_every,
+               role.outer.size());
+  if (!role.outer.empty() && role.steps_ahead > 0)
+    return bad("steps overlap, and an outer update runs between two of them");
   return check_sizes(role);
 }
 

@@ -234,6 +234,9 @@ PIPER_FIELDS(DataInput) {
   v("low", &DataInput::low, kAny);
   v("high", &DataInput::high, kAny);
   v("ignore", &DataInput::ignore, kAny);
+  v("data", &DataInput::data);
+  v("share", &DataInput::share);
+  v("shares", &DataInput::shares);
 }
 
 PIPER_FIELDS(SumTarget) {
@@ -256,10 +259,12 @@ PIPER_FIELDS(RoleProgram) {
   v("body", &R::body, kOwnLines);
   v("epilogue", &R::epilogue, kOwnLines);
   v("evaluation", &R::evaluation, kOwnLines);
+  v("outer", &R::outer, kOwnLines);
   v("reports", &R::reports, kOwnLines);
   v("evaluation_reports", &R::evaluation_reports, kOwnLines);
   v("steps_ahead", &R::steps_ahead);
   v("batch", &R::batch);
+  v("outer_every", &R::outer_every);
   v("arena_bytes", &R::arena_bytes, kPlain.as("arena"));
   v("host_bytes", &R::host_bytes, kPlain.as("host"));
   v("staging_bytes", &R::staging_bytes, kPlain.as("staging"));

@@ -217,6 +217,14 @@ int64_t bytes_through(const RoleProgram& role, const Instruction& one) {
   return bytes;
 }
 
+int64_t outer_bytes(const RoleProgram& role) {
+  int64_t bytes = 0;
+  for (const Instruction& one : role.outer)
+    if (one.kind == InstructionKind::kSend || is_collective(one.kind))
+      bytes += bytes_through(role, one);
+  return bytes;
+}
+
 std::string way_of(const RoleProgram& role, const Instruction& one) {
   const auto place = [&](size_t arg) {
     return role.tensor(one.args[arg]).host ? "host" : "device";

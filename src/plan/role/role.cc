@@ -65,6 +65,12 @@ int32_t RoleProgram::add_buffer(Tensor tensor, int32_t micro) {
   return static_cast<int32_t>(buffers.size() - 1);
 }
 
+int64_t RoleProgram::samples() const {
+  int64_t shares = 1;
+  for (const DataInput& input : inputs) shares = std::max(shares, input.shares);
+  return batch * shares;
+}
+
 int64_t RoleProgram::peak_bytes() const {
   int64_t bytes = arena_bytes + packed_bytes + transport_bytes + scratch_bytes;
   for (int64_t workspace : workspace_bytes) bytes += workspace;

@@ -12,6 +12,16 @@ namespace {
 // statistics of running statistics.
 constexpr std::string_view kGradient = ".grad", kStatistic = ".batch";
 
+// Returns NAME of "site.K.NAME"; empty: it is another name.
+std::string_view outer_name(std::string_view name) {
+  constexpr std::string_view kSite = "site.";
+  if (!name.starts_with(kSite)) return {};
+  name.remove_prefix(kSite.size());
+  const size_t digits = name.find_first_not_of("0123456789");
+  return digits == 0 || digits == name.npos || name[digits] != '.' ? std::string_view()
+                                                                    : name.substr(digits + 1);
+}
+
 // Returns the facts of a role that do not depend on other roles.
 RoleFacts facts_of(const RoleProgram& role) {
   RoleFacts facts;
@@ -121,6 +131,12 @@ Status find_facts(const PlanSet& set, Model& model) {
     const int32_t param = model.params.find(name.substr(0, name.size() - suffix));
     if (param >= 0 && (model.is_gradient[t] || model.gradient_of[param] < 0))
       model.gradient_of[param] = t;
+  }
+  // In an outer update a site's parameter becomes what the outer one becomes.
+  for (int32_t p = 0; p < static_cast<int32_t>(model.params.size()); ++p) {
+    if (model.gradient_of[p] >= 0) continue;
+    const int32_t outer = model.params.find(outer_name(model.params[p]));
+    if (outer >= 0) model.gradient_of[p] = model.gradient_of[outer];
   }
   model.master_of.assign(model.params.size(), -1);
   for (const auto& [of, copy] : model.copies) {

@@ -294,9 +294,15 @@ void take_sums(Model& model, const Effects& one_device) {
       model.shown.emplace(one.name, sum->second);
 }
 
-Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device, bool trains) {
+// Says what a plan is of one that was taken apart.
+struct Taken {
+  bool trains = true;     // see Model
+  bool is_apart = false;  // likewise
+};
+
+Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device, Taken taken) {
   PIPER_ASSIGN(Model model, make_model(set));
-  model.trains = trains;
+  model.trains = taken.trains, model.is_apart = taken.is_apart;
   const bool overlap = model.cells[0].role->steps_ahead > 0;
   std::unique_ptr<Single> single;
   if (one_device) {
@@ -335,23 +341,29 @@ Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device,
   return report;
 }
 
-// Joins what was found of the evaluation with what was found of the steps.
-void add_evaluation(VerifyReport evaluation, VerifyReport& report) {
-  report.instructions += evaluation.instructions;
-  report.transfers += evaluation.transfers;
-  report.collectives += evaluation.collectives;
-  report.sums += evaluation.sums;
-  for (Finding& finding : evaluation.findings)
-    report.findings.push_back({std::move(finding.rule), "evaluation: " + finding.text});
+// Joins what was found of a section beside the steps with what was found of these.
+void add_section(const char* name, VerifyReport of_section, VerifyReport& report) {
+  report.instructions += of_section.instructions;
+  report.transfers += of_section.transfers;
+  report.collectives += of_section.collectives;
+  report.sums += of_section.sums;
+  for (Finding& finding : of_section.findings)
+    report.findings.push_back({std::move(finding.rule), fmt::format("{}: {}", name, finding.text)});
 }
 
-// Says of roles that evaluate what the rules read of the two plans that these are taken apart into
-// cannot say.
+// Says of roles with sections beside the steps what the rules read of the plans that these are taken
+// apart into cannot say.
 void check_whole(const PlanSet& set, VerifyReport& report) {
   Findings findings(report);
+  const bool evaluates = piper::evaluates(set);
+  int64_t every = 0;
   for (const RoleProgram& role : set.roles) {
-    if (role.evaluation.empty())
+    if (evaluates && role.evaluation.empty())
       findings.add("structure", "some ranks have an evaluation, and others have none");
+    if (every != 0 && role.outer_every != 0 && role.outer_every != every)
+      findings.add("structure", "outer updates run each {} steps on some ranks, each {} on others",
+                   every, role.outer_every);
+    every = std::max(every, role.outer_every);
     if (const int64_t taken = staging_of(role); role.staging_bytes != taken)
       findings.add("memory",
                    "{} bytes are stated to stage what the host brings; inputs, positions and "
@@ -360,25 +372,51 @@ void check_whole(const PlanSet& set, VerifyReport& report) {
   }
 }
 
+int64_t outer_every(const PlanSet& set) {
+  int64_t every = 0;
+  for (const RoleProgram& role : set.roles) every = std::max(every, role.outer_every);
+  return every;
+}
+
+// Proves a section beside the steps, and adds what is found. `has` says which plans have it, and
+// `take` takes it out of them.
+Status verify_section(const PlanSet& set, const PlanSet* one_device, const char* name,
+                      bool (*has)(const PlanSet&), PlanSet (*take)(const PlanSet&), Taken taken,
+                      VerifyReport& report) {
+  const bool compares = one_device != nullptr && has(*one_device);
+  if (one_device != nullptr && has(set) != compares)
+    report.findings.push_back({"single", fmt::format("{}: {} has none", name,
+                                                     compares ? "the plan" : "one device")});
+  if (!has(set)) return ok_status();
+  std::optional<PlanSet> single;
+  if (compares) single = take(*one_device);
+  PIPER_ASSIGN(VerifyReport found, verify_steps(take(set), single ? &*single : nullptr, taken));
+  add_section(name, std::move(found), report);
+  return ok_status();
+}
+
 }  // namespace
 
 Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_device) {
-  if (!evaluates(set)) return verify_steps(set, one_device, true);
+  const auto has_sections = [](const PlanSet& of) { return evaluates(of) || updates_outer(of); };
+  const bool is_apart = has_sections(set) || (one_device != nullptr && updates_outer(*one_device));
+  if (!is_apart) return verify_steps(set, one_device, {});
   PIPER_TRY(check_shared(set));
-  const bool compares = one_device != nullptr && evaluates(*one_device);
-  if (compares) PIPER_TRY(check_shared(*one_device));
-  std::optional<PlanSet> single_steps, single_evaluation;
-  if (one_device != nullptr) single_steps = steps_of(*one_device);
-  if (compares) single_evaluation = evaluation_of(*one_device);
+  if (one_device != nullptr) PIPER_TRY(check_shared(*one_device));
+  std::optional<PlanSet> single;
+  if (one_device != nullptr) single = steps_of(*one_device);
   PIPER_ASSIGN(VerifyReport report,
-               verify_steps(steps_of(set), single_steps ? &*single_steps : nullptr, true));
+               verify_steps(steps_of(set), single ? &*single : nullptr,
+                            {.is_apart = updates_outer(set)}));
   check_whole(set, report);
-  PIPER_ASSIGN(
-      VerifyReport evaluation,
-      verify_steps(evaluation_of(set), single_evaluation ? &*single_evaluation : nullptr, false));
-  add_evaluation(std::move(evaluation), report);
-  if (one_device != nullptr && !compares)
-    report.findings.push_back({"single", "there is an evaluation, and one device has none"});
+  if (one_device != nullptr && outer_every(set) != outer_every(*one_device))
+    report.findings.push_back({"single", fmt::format("outer updates run each {} steps, not each {}",
+                                                     outer_every(set), outer_every(*one_device))});
+  if (evaluates(set))
+    PIPER_TRY(verify_section(set, one_device, "evaluation", evaluates, evaluation_of,
+                             {.trains = false}, report));
+  PIPER_TRY(verify_section(set, one_device, "outer update", updates_outer, outer_of,
+                           {.is_apart = true}, report));
   return report;
 }
 

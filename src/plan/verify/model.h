@@ -101,6 +101,7 @@ struct Model {
   std::vector<int32_t> uses;         // by sum: the largest number that a role states
   std::vector<int32_t> norm_order;   // gradients, in the order in which one device sums squares
   std::map<std::string, int32_t> shown;  // sums that one device reports, by report; if known
+  bool is_apart = false;                 // another section changes some of the states
   bool trains = true;                    // false: of an evaluation, in which no state changes
 
   std::string who(int32_t cell) const;  // "rank 2", "ranks 2 and 3 more"

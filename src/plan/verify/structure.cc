@@ -60,7 +60,7 @@ void check_writes(const Model& model, std::span<const Section> sections, int32_t
     }
   }
   for (int32_t b : facts.kept) {
-    if (facts.buffers[b].kind != BufferKind::kState || !model.trains) continue;
+    if (facts.buffers[b].kind != BufferKind::kState || !model.trains || model.is_apart) continue;
     const char* why = !used[b]                                    ? "is used by nothing"
                       : !written[b] && facts.buffers[b].param < 0 ? "never changes"
                                                                   : nullptr;

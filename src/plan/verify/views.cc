@@ -98,18 +98,22 @@ class Compactor {
   std::vector<bool> buffers_, programs_, sums_, inputs_;
 };
 
-PlanSet view_of(const PlanSet& set, bool evaluates) {
+enum class View { kSteps, kEvaluation, kOuter };
+
+PlanSet view_of(const PlanSet& set, View wanted) {
   PlanSet view;
   view.manifest = set.manifest;
   view.role_of_rank = set.role_of_rank;
   for (RoleProgram role : set.roles) {
-    if (evaluates) {
-      role.body = std::move(role.evaluation);
-      role.reports = std::move(role.evaluation_reports);
+    if (wanted != View::kSteps) {
+      const bool evaluates = wanted == View::kEvaluation;
+      role.body = std::move(evaluates ? role.evaluation : role.outer);
+      role.reports = evaluates ? std::move(role.evaluation_reports) : std::vector<Report>();
       role.prologue.clear(), role.epilogue.clear();
       role.steps_ahead = 0;
     }
     role.evaluation.clear(), role.evaluation_reports.clear();
+    role.outer.clear(), role.outer_every = 0;
     Compactor(role).run();
     view.roles.push_back(std::move(role));
   }
@@ -122,9 +126,14 @@ bool evaluates(const PlanSet& set) {
   return std::any_of(set.roles.begin(), set.roles.end(),
                      [](const RoleProgram& role) { return !role.evaluation.empty(); });
 }
+bool updates_outer(const PlanSet& set) {
+  return std::any_of(set.roles.begin(), set.roles.end(),
+                     [](const RoleProgram& role) { return !role.outer.empty(); });
+}
 
-PlanSet steps_of(const PlanSet& set) { return view_of(set, false); }
-PlanSet evaluation_of(const PlanSet& set) { return view_of(set, true); }
+PlanSet steps_of(const PlanSet& set) { return view_of(set, View::kSteps); }
+PlanSet evaluation_of(const PlanSet& set) { return view_of(set, View::kEvaluation); }
+PlanSet outer_of(const PlanSet& set) { return view_of(set, View::kOuter); }
 
 Status check_shared(const PlanSet& set) {
   for (const RoleProgram& role : set.roles) PIPER_TRY(check_role(role));

@@ -55,6 +55,13 @@ Status check_devices(const CompileOptions& options, const Cut& cut) {
   return options.devices ? options.devices->check_world(ranks_of(mesh_of(cut.mesh))) : ok_status();
 }
 
+Status check_job(const CompileOptions& options, const LocalSteps& local) {
+  if (options.evaluation) return fail(local.at, "not supported: --eval beside local_steps");
+  if (options.target != "cpu")
+    return fail(local.at, "not supported: local_steps on the target '{}'", options.target);
+  return ok_status();
+}
+
 Result<Graph> annotated(Graph graph, const Strategy& strategy, const Variables& variables,
                         const JobCosts& costs, Explanations& explain) {
   PIPER_ASSIGN(graph,
@@ -79,6 +86,29 @@ void seed_kept(const Graph& graph, const Making& of_evaluation, AxisCut& cut) {
   }
 }
 
+// Outer parameters are cut as those of the sites are in the step.
+std::vector<AxisCut> cuts_of_outer(const Graph& graph, const Making& making) {
+  std::vector<AxisCut> cuts;
+  for (const Param& param : graph.params) {
+    const std::string name = site_of(param.name) ? param.name : "site.0." + param.name;
+    const auto lies = making.lie.find(name);
+    if (lies == making.lie.end()) continue;
+    for (const AxisLayout& one : lies->second) {
+      auto cut = std::ranges::find(cuts, one.axis, &AxisCut::axis);
+      if (cut == cuts.end()) {
+        const MeshAxis& axis = making.strategy.mesh[static_cast<size_t>(one.axis)];
+        cut = cuts.insert(cuts.end(), AxisCut{one.axis, axis.name, axis.size, {}});
+      }
+      cut->seeds.push_back({.value = param.value,
+                            .dim = one.layout.dim,
+                            .at = making.strategy.local_steps[0].at,
+                            .outer = one.layout.outer,
+                            .zigzag = one.layout.mirrored});
+    }
+  }
+  return cuts;
+}
+
 void note_kept(const Graph& graph, Making& of_step) {
   for (const Param& param : graph.params)
     if (graph.value(param.value).unpadded.empty())  // else the strategy says where it is cut
@@ -87,8 +117,13 @@ void note_kept(const Graph& graph, Making& of_step) {
 
 // Cuts over one axis after the other: what one cuts is what those before it left to a rank.
 Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
-  PIPER_ASSIGN(const std::vector<AxisCut> cuts,
-               apply_shard(graph, making.strategy, of_batch, making.variables, making.explain()));
+  std::vector<AxisCut> cuts;
+  if (making.is_outer) {
+    cuts = cuts_of_outer(graph, making);
+  } else {
+    PIPER_ASSIGN(cuts, apply_shard(graph, making.strategy, of_batch, making.variables,
+                                   making.explain()));
+  }
   for (AxisCut cut : cuts) {
     if (making.evaluates) seed_kept(graph, making, cut);
     PIPER_ASSIGN(ShardedGraph made, shard_axis(graph, cut));
@@ -99,7 +134,7 @@ Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
     explain_axis(made, cut, making.strategy, making.explain(), making.compiled.layouts);
     graph = std::move(made.graph);
   }
-  if (!making.evaluates) note_kept(graph, making);
+  if (!making.is_section()) note_kept(graph, making);
   const std::vector<std::string> lines = layouts_of(graph, cuts);
   making.compiled.layouts.insert(making.compiled.layouts.begin(), lines.begin(), lines.end());
   return graph;
@@ -167,7 +202,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   const auto shard = [&] { return shard_batch(step, {cut.replicas, cut.microbatches, cut.at}); };
   const auto shard_all = [&]() -> Result<Graph> {
     PIPER_ASSIGN(Graph graph, shard());
-    if (making.target != Target::kUncut) {
+    if (making.target != Target::kUncut && !making.is_outer) {
       PIPER_ASSIGN(graph, apply_chunks(std::move(graph), strategy, explain));
       PIPER_ASSIGN(graph, apply_parts(std::move(graph), strategy, explain));
     }
@@ -184,7 +219,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
     graph = std::move(recomputed.graph);
     spec.variants = std::move(recomputed.variants);
   }
-  if (!making.evaluates) graph = rename_in_backward(keep_slopes(std::move(graph)));
+  if (!making.is_section()) graph = rename_in_backward(keep_slopes(std::move(graph)));
   if (making.has_order()) {
     PIPER_ASSIGN(graph, with_parts_as_tasks(std::move(graph), strategy, spec, making.summing));
   }
@@ -195,9 +230,11 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   explain_copies(dag, explain);
   explain_versions(dag, strategy, explain);
   PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, making.variables, explain));
-  PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, cut, explain));
-  PIPER_TRY(note_blocks(dag, cut, making));
-  PIPER_ASSIGN(dag, apply_sends(std::move(dag), strategy.shards, explain));
+  if (!making.is_outer) {
+    PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, cut, explain));
+    PIPER_TRY(note_blocks(dag, cut, making));
+    PIPER_ASSIGN(dag, apply_sends(std::move(dag), strategy.shards, explain));
+  }
   making.summing.group_of = dag.group_of;
   making.summing.region_tags = spec.region_tags;
   if (const Split* chunks = strategy.chunk_split(); chunks && chunks->of_tokens)
@@ -229,7 +266,7 @@ Result<std::vector<ComputeOrder>> order_tasks(const Scheduled& made, Making& mak
   if (making.is_oracle()) return order;
   std::vector<std::string> lines;
   find_sum_orders(made.dag, order, making.summing, lines);
-  if (making.evaluates) return order;
+  if (making.is_section()) return order;
   for (std::string& line : lines) making.explain().back().lines.push_back(std::move(line));
   return order;
 }
@@ -277,10 +314,12 @@ std::string print_roles(const Lowered& lowered) {
   return text;
 }
 
-// The forward pass alone, on the places of the step, with its own order. What there is to explain
-// was explained of the step.
-Result<Lowered> lower_evaluation(const Cut& cut, const Making& of_step) {
+// A section beside the step, on the places of the step, with an order of its own: the forward pass
+// alone, or the outer update. What there is to explain was explained of the step.
+Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& of_step,
+                              bool is_outer) {
   Compiled unsaid;
+  Summing& summing = is_outer ? *of_step.of_outer : of_step.of_evaluation;
   Making making{.target = of_step.target,
                 .options = of_step.options,
                 .strategy = of_step.strategy,
@@ -288,21 +327,37 @@ Result<Lowered> lower_evaluation(const Cut& cut, const Making& of_step) {
                 .compiled = unsaid,
                 .variables = of_step.variables,
                 .costs = of_step.costs,
-                .summing = of_step.of_evaluation,
+                .summing = summing,
                 .evaluation = nullptr,
                 .of_evaluation = of_step.of_evaluation,
                 .lie = of_step.lie,
                 .in_blocks = of_step.in_blocks,
-                .evaluates = true};
+                .is_outer = is_outer,
+                .evaluates = !is_outer};
   const bool was_quiet = std::exchange(of_step.steps.quiet, true);
-  PIPER_ASSIGN(Dag dag, make_chunks(*of_step.evaluation, cut, making));
-  PIPER_ASSIGN(dag, expand_tasks(forward_only(std::move(dag))));
+  PIPER_ASSIGN(Dag dag, make_chunks(graph, cut, making));
+  PIPER_ASSIGN(dag, expand_tasks(is_outer ? std::move(dag) : forward_only(std::move(dag))));
   // In whatever order: a receive is there when its send is issued.
   for (Task& task : dag.tasks)
     if (task.kind == InstructionKind::kRecv) task.distance = kEarliest;
   PIPER_ASSIGN(const Scheduled scheduled, schedule_tasks(std::move(dag), making));
   of_step.steps.quiet = was_quiet;
   return located(lower(scheduled.dag, scheduled.schedule), of_step.strategy);
+}
+
+// Lets each site's inputs read its share of the samples, and adds the outer update.
+Status add_local_steps(const Cut& cut, const Making& making, Lowered& made) {
+  const LocalSteps& local = making.strategy.local_steps[0];
+  for (RoleProgram& role : made.roles)
+    for (DataInput& input : role.inputs)
+      if (auto site = site_of(input.name))
+        input.data = site->second, input.share = site->first, input.shares = sites_of(making.strategy);
+  Cut whole = cut;  // of no samples
+  whole.microbatches = whole.replicas = 1;
+  whole.rounds.clear(), whole.rounds_of.clear(), whole.lines_of.clear();
+  for (DagAxis& axis : whole.mesh) axis.replicated = false;
+  PIPER_ASSIGN(Lowered outer, lower_section(*making.outer, whole, making, true));
+  return add_outer(made, std::move(outer), local.every);
 }
 
 Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
@@ -324,9 +379,10 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   const auto to_plans = [&]() -> Result<Lowered> {
     PIPER_ASSIGN(Lowered made, located(lower(scheduled.dag, scheduled.schedule), strategy));
     if (making.evaluation != nullptr) {
-      PIPER_ASSIGN(Lowered forward, lower_evaluation(cut, making));
+      PIPER_ASSIGN(Lowered forward, lower_section(*making.evaluation, cut, making, false));
       PIPER_TRY(add_evaluation(made, std::move(forward)));
     }
+    if (making.outer != nullptr) PIPER_TRY(add_local_steps(cut, making, made));
     PIPER_TRY(state_needs(made.roles, options.target));
     return made;
   };
@@ -373,7 +429,9 @@ Result<Compiled> compile(const CompileOptions& options) {
   };
   PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy, print_strategy));
   compiled.rampup = strategy.rampup;
-  PIPER_ASSIGN(strategy, join_axes(std::move(strategy), compiled.explanations));
+  PIPER_ASSIGN(const Strategy written, join_axes(std::move(strategy), compiled.explanations));
+  PIPER_ASSIGN(strategy, place_sites(written));
+  if (!strategy.local_steps.empty()) PIPER_TRY(check_job(options, strategy.local_steps[0]));
   const auto read_model = [&] {
     return import_onnx(options.model, import_options(strategy, options));
   };
@@ -409,7 +467,14 @@ Result<Compiled> compile(const CompileOptions& options) {
         return fail(rule.at, "not supported: --eval with parameters that are on the host");
     PIPER_ASSIGN(evaluation, evaluation_step(graph, strategy, compiled.explanations));
   }
+  std::optional<Graph> outer;
+  if (!strategy.local_steps.empty()) {
+    PIPER_ASSIGN(const std::vector<std::string> tags, region_tags(written, graph));
+    PIPER_ASSIGN(Sites sites, make_sites(std::move(graph), strategy, tags, compiled.explanations));
+    graph = std::move(sites.forward), outer = std::move(sites.outer);
+  }
   Strategy trained = strategy;
+  trained.train.sites = sites_of(strategy);
   PIPER_TRY(count_tokens(graph, options, trained));
   const auto derive = [&] { return differentiate(std::move(graph), trained.train); };
   PIPER_ASSIGN(Differentiated step, steps.run("autodiff", derive, [](const Differentiated& d) {
@@ -428,13 +493,14 @@ Result<Compiled> compile(const CompileOptions& options) {
     PIPER_ASSIGN(evaluation, round_gathered(*std::move(evaluation), strategy, cut, unsaid));
   }
 
-  Summing summing, of_evaluation;
+  Summing summing, of_evaluation, of_outer;
   std::map<std::string, std::vector<AxisLayout>> lie;
   std::map<std::string, ReadInBlocks> in_blocks;
   const auto plans_of = [&](Target target) {
     return make_plans(step.graph, cut,
                       {target, options, strategy, steps, compiled, variables, costs, summing,
-                       evaluation ? &*evaluation : nullptr, of_evaluation, lie, in_blocks});
+                       evaluation ? &*evaluation : nullptr, of_evaluation, lie, in_blocks,
+                       outer ? &*outer : nullptr, &of_outer});
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
   explain_fast_sums(strategy, options.target, compiled.explanations);
@@ -452,7 +518,7 @@ Result<Compiled> compile(const CompileOptions& options) {
     steps.quiet = false;
     PIPER_TRY(steps.run("verify", [&] { return check_plans(compiled.set, &*compiled.single); }));
   }
-  PIPER_TRY(name_plan_sets(options, strategy, compiled));
+  PIPER_TRY(name_plan_sets(options, written, compiled));
   return compiled;
 }
 

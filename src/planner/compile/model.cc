@@ -21,7 +21,9 @@ ImportOptions import_options(const Strategy& strategy, const CompileOptions& fro
       if (std::ranges::any_of(strategy.replicates,
                               [&](const Replicate& one) { return one.is_over(axis.name); }))
         options.batch *= axis.size;
+    options.batch *= sites_of(strategy);
   }
+  if (options.batch > 0) options.batch /= sites_of(strategy);
   options.inputs = strategy.inputs;
   options.dims = strategy.dims;
   options.parameters = strategy.parameters;

@@ -7,7 +7,7 @@ namespace piper {
 
 Status Expander::add_update() {
   const int32_t num_cells = static_cast<int32_t>(dag_.cells.size());
-  if (num_cells > 1) share_scalars();
+  if (num_cells > 1 && dag_.graph.loss.valid()) share_scalars();
   const UpdateIndex index(dag_);
   const auto reports = report_values(dag_);
   for (int32_t cell = 0; cell < num_cells; ++cell) {

@@ -344,7 +344,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.group_of = spec.group_of;
   dag.variants = spec.variants;
 
-  keep_copies(dag);
+  if (spec.keeps_copies) keep_copies(dag);
   if (!spec.in_blocks.empty()) read_in_blocks(dag, spec.in_blocks);
   if (spec.weight_versions == 2) {
     keep_previous_weights(dag);

@@ -159,7 +159,7 @@ ScalarVector scalar_vector(Dag& dag) {
     }
   }
   const auto squares = static_cast<int64_t>(scalars.sources.size());
-  scalars.sources.push_back(graph.loss);
+  if (graph.loss.valid()) scalars.sources.push_back(graph.loss);
   if (graph.weight.valid()) scalars.sources.push_back(graph.weight);
   const int64_t count = std::ssize(scalars.sources);
   scalars.shared = graph.add_value({.name = "step_scalars", .type = {DType::kF64, {count}}});
@@ -176,7 +176,8 @@ ScalarVector scalar_vector(Dag& dag) {
         std::replace(node.inputs.begin(), node.inputs.end(), whole_norm, norm);
     if (graph.grad_norm == whole_norm) graph.grad_norm = norm;
   }
-  graph.loss = build.reshape(element(build, scalars.shared, static_cast<size_t>(squares)), {});
+  if (graph.loss.valid())
+    graph.loss = build.reshape(element(build, scalars.shared, static_cast<size_t>(squares)), {});
   if (graph.weight.valid())
     graph.weight =
         build.reshape(element(build, scalars.shared, static_cast<size_t>(squares) + 1), {});
@@ -222,13 +223,15 @@ Chunk sum_chunk(Dag& dag, ValueId a, ValueId b, const std::string& name) {
 
 Reports report_values(const Dag& dag) {
   const Graph& graph = dag.graph;
-  Reports reports{{"loss", graph.loss}};
+  Reports reports;
+  if (graph.loss.valid()) reports.emplace_back("loss", graph.loss);
   if (graph.grad_norm.valid()) reports.emplace_back("grad_norm", graph.grad_norm);
   if (graph.weight.valid()) reports.emplace_back("weight", graph.weight);
   const auto report = [&](const char* name, const auto& is_it) {
     const auto node = std::find_if(graph.nodes.begin(), graph.nodes.end(), is_it);
     if (node != graph.nodes.end()) reports.emplace_back(name, node->outputs[0]);
   };
+  if (!graph.loss.valid()) return reports;  // an outer update
   report("learning_rate", [](const Node& node) { return node.op == "LearningRate"; });
   report("skipped", [](const Node& node) { return node.op == "NotFinite"; });
   report("loss_scale", [](const Node& node) { return node.op == "LossScale"; });

@@ -54,7 +54,8 @@ class UpdateNodes {
   bool has(NodeId node) const { return node.valid() && needed_[node.index()]; }
 
   // Graph order with three exceptions: nodes added later may come before their readers, a node that
-  // replaces state runs after all that read the old value, and what rounds a next value follows it.
+  // replaces state runs after all that read the old value, and what makes the next value of another
+  // state of it alone, as a copy in 16 bits, follows it.
   const std::vector<NodeId>& in_order() {
     seen_.assign(graph_.nodes.size(), false);
     order_.clear();
@@ -64,6 +65,13 @@ class UpdateNodes {
   size_t stage(NodeId node) const { return stage_[node.index()]; }
 
  private:
+  bool reads_alone(NodeId reader, ValueId value) const {
+    const std::vector<ValueId>& inputs = graph_.node(reader).inputs;
+    return std::all_of(inputs.begin(), inputs.end(), [&](ValueId input) {
+      return input == value ||
+             (input.valid() && graph_.value(input).kind == ValueKind::kConstant);
+    });
+  }
   size_t stage_of(ValueId value) const {
     if (const auto exchange = from_.find(value); exchange != from_.end())
       return stage_of(exchange->second) + 1;
@@ -89,7 +97,7 @@ class UpdateNodes {
     for (ValueId output : graph_.node(id).outputs)
       for (NodeId reader : index_.readers[output.index()])
         if (index_.state_of[graph_.node(reader).outputs[0].index()].valid() &&
-            graph_.node(reader).op == "Cast")
+            reads_alone(reader, output))
           visit(reader);
   }
 

@@ -119,7 +119,7 @@ class Placer {
         for (const auto& [spot, micros] : alike)
           report.lines.push_back(explain(dag_.chunks[c], place, spot, micros));
     }
-    if (!matched) return no_match(dag_, place.where, place.at, "place");
+    if (!matched && !may_be_idle()) return no_match(dag_, place.where, place.at, "place");
     out.push_back(std::move(report));
     return ok_status();
   }
@@ -176,6 +176,8 @@ class Placer {
     }
     return ok_status();
   }
+  // A device without parameters has no part in an outer update, which has no loss.
+  bool may_be_idle() const { return !dag_.graph.loss.valid(); }
   // Says of which microbatch an error speaks.
   std::string of(int32_t micro) const {
     return columns_ > 1 ? fmt::format(" for {}={}", places_.front().micro, micro) : "";
@@ -228,7 +230,7 @@ class Placer {
         used[static_cast<size_t>(cells_[c].back())] = true;
       }
     for (size_t i = 0; i < used.size(); ++i) {
-      if (used[i]) continue;
+      if (used[i] || may_be_idle()) continue;
       std::string where;
       for (size_t a = 0; a < dag_.mesh.size(); ++a)
         if (dag_.mesh[a].placed)

@@ -34,7 +34,8 @@ int64_t kept_bytes(const RoleProgram& role) {
 
 class Joiner {
  public:
-  Joiner(RoleProgram& role, RoleProgram evaluation) : role_(role), from_(std::move(evaluation)) {}
+  Joiner(RoleProgram& role, RoleProgram section, bool is_outer)
+      : role_(role), from_(std::move(section)), is_outer_(is_outer) {}
 
   Status run() {
     add_tables();
@@ -51,9 +52,9 @@ class Joiner {
       if (one.communicator >= 0) one.communicator = communicator_[at(one.communicator)];
       for (Contribution& part : one.contributions) part.target = sum_[at(part.target)];
       for (SumRead& read : one.sum_reads) read.target = sum_[at(read.target)];
-      role_.evaluation.push_back(std::move(one));
+      (is_outer_ ? role_.outer : role_.evaluation).push_back(std::move(one));
     }
-    for (const Report& report : from_.reports)
+    for (const Report& report : from_.reports)  // an outer update has none
       role_.evaluation_reports.push_back({report.name, buffer_[at(report.buffer)]});
     return ok_status();
   }
@@ -119,13 +120,13 @@ class Joiner {
       if (known != nullptr) {
         if (std::tie(known->type, known->cuts, known->whole, known->init) !=
             std::tie(tensor.type, tensor.cuts, tensor.whole, tensor.init))
-          return fail("'{}' lies differently in a step and in an evaluation",
-                      quote_control(tensor.name))
+          return fail("'{}' lies differently in a step and in {}",
+                      quote_control(tensor.name), is_outer_ ? "an outer update" : "an evaluation")
               .with_code(ExitCode::kRefused);
         buffer_[b] = buffer_of(*known);
         continue;
       }
-      if (tensor.kind == BufferKind::kState)
+      if (tensor.kind == BufferKind::kState && !is_outer_)
         return fail("the evaluation reads the state '{}', which no step has there",
                     quote_control(tensor.name))
             .with_code(ExitCode::kRefused);
@@ -187,6 +188,7 @@ class Joiner {
 
   RoleProgram& role_;
   RoleProgram from_;
+  const bool is_outer_;
   std::vector<int32_t> stream_, group_, communicator_, sum_, buffer_;  // by number in `from_`
   int64_t first_ = 0;                                                  // where what is kept ends
 };
@@ -224,7 +226,18 @@ Status add_evaluation(Lowered& step, Lowered evaluation) {
   PIPER_CHECK(step.roles.size() == evaluation.roles.size(), "a step and its forward pass differ");
   add_constants(step, evaluation);
   for (size_t r = 0; r < step.roles.size(); ++r)
-    PIPER_TRY(Joiner(step.roles[r], std::move(evaluation.roles[r])).run());
+    PIPER_TRY(Joiner(step.roles[r], std::move(evaluation.roles[r]), false).run());
+  return ok_status();
+}
+
+Status add_outer(Lowered& step, Lowered outer, int64_t every) {
+  PIPER_CHECK(step.roles.size() == outer.roles.size(), "a step and its outer update differ");
+  add_constants(step, outer);
+  for (size_t r = 0; r < step.roles.size(); ++r) {
+    RoleProgram& role = step.roles[r];
+    PIPER_TRY(Joiner(role, std::move(outer.roles[r]), true).run());
+    if (!role.outer.empty()) role.outer_every = every;
+  }
   return ok_status();
 }
 

@@ -90,7 +90,7 @@ Status open_evaluation(RunOptions& options, const PlanSet& set,
       return evaluation_usage(fmt::format("the plans in {} cannot evaluate", set.directory))
           .with_note("help: compile them with 'piperc --eval'");
   PIPER_ASSIGN(const std::vector<InputNeed> needs, data_needs(set));
-  const int64_t batch = set.roles[0].batch;
+  const int64_t batch = set.roles[0].samples();
   for (const auto& [name, sources] : sets_of(options, needs)) {
     const DataOptions from{.sources = sources, .seed = options.data.seed, .shuffle = false};
     Result<std::unique_ptr<BatchSource>> data = open_data(from, needs, batch);

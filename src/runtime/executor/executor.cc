@@ -249,6 +249,10 @@ Status Executor::finish_step(int64_t step) {
     const Report& report = state.role->reports[i];
     state.reports[i] = read_report(state, report, i, parity);
   }
+  const int64_t every = state.role->outer_every;
+  if (every == 0 || (step + 1) % every != 0) return ok_status();
+  PIPER_TRY(start_section(state, state.outer, step, false));
+  skip_section(state);
   return ok_status();
 }
 

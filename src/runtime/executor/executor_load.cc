@@ -52,15 +52,18 @@ Status bind_input(State& state, const Instruction& from, Op& op) {
     return wrong_plan(state, op, fmt::format("the numbers of {} samples do not fit", op.count));
   }
   PIPER_ASSIGN(std::vector<InputNeed> needs, data_needs(*state.source.set));
-  auto need =
-      std::find_if(needs.begin(), needs.end(), [&](auto& n) { return n.name == from.input; });
-  if (need == needs.end()) return wrong_plan(state, op, fmt::format("no input '{}'", from.input));
+  const std::vector<DataInput>& inputs = state.role->inputs;
+  const auto input =
+      std::find_if(inputs.begin(), inputs.end(), [&](auto& n) { return n.name == from.input; });
+  if (input == inputs.end()) return wrong_plan(state, op, fmt::format("no input '{}'", from.input));
+  const auto need = std::find_if(needs.begin(), needs.end(),
+                                 [&](auto& n) { return n.name == input->data_name(); });
   if (state.source.data == nullptr) {
     return fail("the plan reads the input '{}', and there are no data for it", need->name)
         .with_code(ExitCode::kUsage);
   }
   op.handle = static_cast<int32_t>(need - needs.begin());
-  op.size = first_sample(state, from.samples);
+  op.size = first_sample(state, from.samples) + input->share * state.role->batch;
   op.count = from.samples.count;
   int64_t whole = need->type.bytes();
   bool cut = need->batch_dim >= 0;
@@ -464,14 +467,15 @@ Result<std::vector<InputNeed>> data_needs(const PlanSet& set) {
   std::vector<InputNeed> needs;
   for (const RoleProgram& role : set.roles) {
     for (const DataInput& input : role.inputs) {
-      auto same =
-          std::find_if(needs.begin(), needs.end(), [&](auto& n) { return n.name == input.name; });
+      const std::string& name = input.data_name();
+      TensorType type = input.type;  // of all shares
+      if (input.batch_dim >= 0) type.shape[static_cast<size_t>(input.batch_dim)] *= input.shares;
+      auto same = std::find_if(needs.begin(), needs.end(), [&](auto& n) { return n.name == name; });
       if (same == needs.end()) {
-        needs.push_back(
-            {input.name, input.type, input.batch_dim, input.low, input.high, input.ignore});
-      } else if (same->type != input.type || same->batch_dim != input.batch_dim) {
-        return fail("two roles read the input '{}' with types {} and {}", input.name,
-                    to_string(same->type), to_string(input.type))
+        needs.push_back({name, type, input.batch_dim, input.low, input.high, input.ignore});
+      } else if (same->type != type || same->batch_dim != input.batch_dim) {
+        return fail("two roles read the input '{}' with types {} and {}", name,
+                    to_string(same->type), to_string(type))
             .with_code(ExitCode::kPlan);
       }
     }
@@ -519,6 +523,7 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
   PIPER_TRY(bind_section(*state, "evaluation", role.evaluation, bound, state->evaluation));
+  PIPER_TRY(bind_section(*state, "outer update", role.outer, bound, state->outer));
   PIPER_TRY(prepare_collectives(*state));
   PIPER_TRY(stage_inputs(*state));
   if (backend.keeps_times() && (source.trace_steps > 0 || source.time_every > 0))

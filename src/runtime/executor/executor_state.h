@@ -116,7 +116,7 @@ struct Executor::State {
   std::byte* host = nullptr;           // the host's arena
   int64_t staged = 0;                  // bytes beside it
   std::vector<std::byte*> workspaces;  // by stream
-  BoundSection prologue, body, epilogue, evaluation;
+  BoundSection prologue, body, epilogue, evaluation, outer;
   const BatchSource* evaluated = nullptr;  // the data of the evaluation under way
   std::vector<std::string> labels;         // never resized after load: others read them
   std::vector<std::vector<Piece>> pieces;
@@ -156,7 +156,9 @@ struct Executor::State {
   }
   std::byte* at(int32_t buffer) const { return at(role->buffers[static_cast<size_t>(buffer)]); }
   const TensorType& type(int32_t buffer) const { return role->tensor(buffer).type; }
-  std::array<BoundSection*, 4> all_sections() { return {&prologue, &body, &epilogue, &evaluation}; }
+  std::array<BoundSection*, 5> all_sections() {
+    return {&prologue, &body, &epilogue, &evaluation, &outer};
+  }
   const std::vector<Report>& reports_of(const BoundSection& section) const {
     return &section == &evaluation ? role->evaluation_reports : role->reports;
   }

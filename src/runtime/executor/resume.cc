@@ -287,7 +287,7 @@ void forget_starts(const CheckpointOptions& options) {
 
 int64_t batch_of(const PlanSet& set) {
   int64_t batch = 0;
-  for (const RoleProgram& role : set.roles) batch = std::max(batch, role.batch);
+  for (const RoleProgram& role : set.roles) batch = std::max(batch, role.samples());
   return batch;
 }
 

@@ -1,0 +1,238 @@
+// Makes what sites that take local steps compute: a copy of the model for each site, and the step
+// that the outer optimizer takes between them.
+#include <algorithm>
+#include <map>
+
+#include "piper/frontend/autodiff.h"
+#include "piper/ir/ops.h"
+#include "update.h"
+
+namespace piper {
+namespace {
+
+std::string name_at(int64_t site, std::string_view name) {
+  return fmt::format("site.{}.{}", site, name);
+}
+
+// Copies a forward graph site by site. What no site changes, as constants and frozen parameters, all
+// of them read.
+class SiteCopies {
+ public:
+  SiteCopies(const Graph& from, const std::string& tag) : from_(from) {
+    to_.tag_names = from.tag_names;
+    to_.batch = from.batch;
+    tag_ = to_.add_tag(tag);
+    of_.resize(from.values.size());
+  }
+
+  Graph run(int64_t sites) {
+    for (int64_t site = 0; site < sites; ++site) copy(site);
+    for (const Param& param : from_.params)
+      if (param.frozen) {
+        to_.params.push_back(param);
+        to_.params.back().value = of_[param.value.index()];
+      }
+    return std::move(to_);
+  }
+
+ private:
+  bool is_shared(size_t v) const { return shared_.empty() ? false : shared_[v]; }
+
+  void copy(int64_t site) {
+    if (site == 0) find_shared();
+    for (size_t v = 0; v < from_.values.size(); ++v) {
+      const Value& value = from_.values[v];
+      if (value.kind == ValueKind::kNode || (is_shared(v) && site > 0)) continue;
+      Value own = value;
+      if (!is_shared(v)) own.name = name_at(site, value.name);
+      of_[v] = to_.add_value(std::move(own));
+    }
+    for (const ValueId input : from_.inputs) to_.inputs.push_back(of_[input.index()]);
+    for (const Node& node : from_.nodes) copy(node, site);
+    for (const Param& param : from_.params) {
+      if (param.frozen) continue;
+      Param own = param;
+      own.name = name_at(site, param.name);
+      for (std::string& alias : own.aliases) alias = name_at(site, alias);
+      own.value = of_[param.value.index()];
+      to_.params.push_back(std::move(own));
+    }
+    const ValueId loss = of_[from_.loss.index()];
+    to_.loss = site == 0 ? loss : sum_of(to_.loss, loss);
+  }
+  void find_shared() {
+    shared_.assign(from_.values.size(), false);
+    for (size_t v = 0; v < from_.values.size(); ++v)
+      shared_[v] = from_.values[v].kind == ValueKind::kConstant;
+    for (const Param& param : from_.params)
+      if (param.frozen) shared_[param.value.index()] = true;
+  }
+  void copy(const Node& node, int64_t site) {
+    Node own = node;
+    own.name = name_at(site, node.name);
+    std::vector<TensorType> types;
+    for (const ValueId output : node.outputs) types.push_back(from_.value(output).type);
+    for (ValueId& input : own.inputs)
+      if (input.valid()) input = of_[input.index()];
+    to_.set_tag(own, tag_, static_cast<int32_t>(site));
+    const NodeId made = to_.add_node(std::move(own), types);
+    for (size_t k = 0; k < node.outputs.size(); ++k)
+      of_[node.outputs[k].index()] = to_.node(made).outputs[k];
+  }
+  ValueId sum_of(ValueId a, ValueId b) {
+    Builder build(to_);
+    build.tags = to_.node(to_.value(a).producer).tags;
+    return build.op1("Add", {a, b});
+  }
+
+  const Graph& from_;
+  Graph to_;
+  int tag_ = 0;
+  std::vector<ValueId> of_;   // by value of `from_`: its copy for the site at hand
+  std::vector<bool> shared_;  // by value of `from_`
+};
+
+// Builds the step of the outer optimizer.
+class OuterStep {
+ public:
+  OuterStep(const Graph& copies, int64_t sites, const TrainSpec& outer,
+            std::span<const std::string> region_tags)
+      : from_(copies),
+        sites_(sites),
+        outer_(outer),
+        region_tags_(region_tags),
+        readers_(readers(copies)) {
+    backward_.graph.tag_names = copies.tag_names;
+    backward_.graph.batch = copies.batch;
+    for (const Param& param : copies.params) named_.emplace(param.name, &param);
+  }
+
+  Result<Graph> run() {
+    const std::string first = name_at(0, "");
+    for (const Param& param : from_.params)
+      if (!param.frozen && param.name.starts_with(first)) add(param, param.name.substr(first.size()));
+    Graph& graph = backward_.graph;
+    PIPER_ASSIGN(const std::vector<const ParamGroup*> groups, groups_of(graph, outer_.groups));
+    const std::vector<bool> stacks = stacks_of(graph);
+    const std::vector<std::vector<ValueId>> at_sites = std::move(at_sites_);
+    Graph step = append_update(std::move(backward_), outer_, groups, stacks);
+    step.grad_norm = {};  // nobody reads it
+    step.value(step.step).name = "outer.step";
+    for (size_t p = 0; p < step.params.size(); ++p)
+      for (const ValueId site : at_sites[p]) follow(step, step.params[p], site);
+    return without_dead_nodes(std::move(step), false);
+  }
+
+ private:
+  // Adds an outer parameter and those of the sites; `param` is the first site's.
+  void add(const Param& param, const std::string& name) {
+    Graph& graph = backward_.graph;
+    const auto state = [&](const Param& like, const std::string& called, bool frozen) {
+      const Value& value = from_.value(like.value);
+      const ValueId id = graph.add_value({.name = called,
+                                          .type = value.type,
+                                          .kind = ValueKind::kState,
+                                          .data = value.data,
+                                          .fill = value.fill});
+      Param own = like;
+      own.name = called;
+      own.value = id;
+      own.frozen = frozen;
+      return std::pair(id, own);
+    };
+    auto [outer, own] = state(param, name, false);
+    for (std::string& alias : own.aliases) alias = alias.substr(name_at(0, "").size());
+    graph.params.push_back(std::move(own));
+    at_sites_.emplace_back();
+    backward_.contributions.emplace_back();
+    const size_t p = at_sites_.size() - 1;
+    for (int64_t k = 0; k < sites_; ++k) {
+      const Param& of_site = *named_.at(name_at(k, name));
+      auto [site, followed] = state(of_site, of_site.name, true);
+      graph.params.push_back(std::move(followed));
+      at_sites_.emplace_back();
+      backward_.contributions.emplace_back();
+      at_sites_[p].push_back(site);
+      double share = 1 / static_cast<double>(sites_);
+      for (const std::vector<int32_t>& tags : regions_of(of_site)) {
+        backward_.contributions[p].push_back(
+            {NodeId(), 0, distance(of_site, outer, site, tags, share)});
+        share = 0;  // other regions hold the same parameter
+      }
+    }
+  }
+  // Returns the tags of an op of each region that reads the parameter.
+  std::vector<std::vector<int32_t>> regions_of(const Param& of_site) const {
+    std::vector<std::vector<int32_t>> tags, regions;
+    for (const NodeId id : readers_[of_site.value.index()]) {
+      std::vector<int32_t> region;
+      for (const std::string& tag : region_tags_)
+        region.push_back(from_.tag(from_.node(id), from_.tag_index(tag)));
+      if (std::ranges::count(regions, region) > 0) continue;
+      regions.push_back(std::move(region));
+      tags.push_back(from_.node(id).tags);
+    }
+    if (tags.empty()) tags.emplace_back();
+    return tags;
+  }
+  // Returns what a region of a site adds to the gradient: its distance, times its share of the mean.
+  ValueId distance(const Param& of_site, ValueId outer, ValueId site,
+                   const std::vector<int32_t>& tags, double share) {
+    Builder build(backward_.graph);
+    build.pass = Pass::kBW;
+    build.scope = of_site.scope;
+    build.name_prefix = of_site.name + ".distance/";
+    build.tags = tags;
+    if (info(build.type(outer).dtype).bytes < 4)
+      outer = build.cast(outer, DType::kF32), site = build.cast(site, DType::kF32);
+    const ValueId away = build.op1("Sub", {outer, site});
+    return build.mul(away, build.scalar(share, build.type(away).dtype));
+  }
+  // Lets a site's parameter become what the outer one becomes.
+  static void follow(Graph& step, const Param& outer, ValueId site) {
+    const auto update =
+        std::find_if(step.updates.begin(), step.updates.end(),
+                     [&](const StateUpdate& one) { return one.state == outer.value; });
+    const ValueId next = update->next;
+    Builder build(step);
+    build.pass = Pass::kU;
+    build.scope = outer.scope;
+    build.name_prefix = step.value(site).name + ".next/";
+    const ValueId one = build.scalar(1, build.type(next).dtype);
+    step.updates.push_back({site, build.mul(next, one), site});
+  }
+
+  const Graph& from_;
+  const int64_t sites_;
+  const TrainSpec& outer_;
+  const std::span<const std::string> region_tags_;  // that the graph has
+  const std::vector<std::vector<NodeId>> readers_;
+  std::map<std::string, const Param*> named_;
+  BackwardPass backward_;
+  std::vector<std::vector<ValueId>> at_sites_;  // by parameter: of outer ones, those of the sites
+};
+
+}  // namespace
+
+Graph copy_for_sites(const Graph& forward, int64_t sites, const std::string& tag) {
+  return SiteCopies(forward, tag).run(sites);
+}
+
+Result<Graph> outer_step(const Graph& copies, int64_t sites, const TrainSpec& outer,
+                         std::span<const std::string> region_tags) {
+  return OuterStep(copies, sites, outer, region_tags).run();
+}
+
+std::optional<std::pair<int64_t, std::string>> site_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "site.";
+  const size_t end = name.find('.', kPrefix.size());
+  if (!name.starts_with(kPrefix) || end == name.npos || end == kPrefix.size()) return {};
+  int64_t site = 0;
+  for (const char c : std::string_view(name).substr(kPrefix.size(), end - kPrefix.size())) {
+    if (c < '0' || c > '9' || site > 1'000'000) return {};
+    site = site * 10 + (c - '0');
+  }
+  return std::pair(site, name.substr(end + 1));
+}
+
+}  // namespace piper

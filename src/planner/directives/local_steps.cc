@@ -1,0 +1,151 @@
+// The directive `local_steps`: what goes with it, and where the ops of each site are placed.
+#include <algorithm>
+
+#include "match.h"
+#include "piper/planner/directives.h"
+
+namespace piper {
+namespace {
+
+Error not_supported(const SourceSpan& at, std::string_view what) {
+  return fail(at, "not supported: {} beside local_steps", what);
+}
+
+Status check_training(const Strategy& strategy) {
+  const TrainSpec& train = strategy.train;
+  const SourceSpan& at = strategy.local_steps[0].at;
+  if (train.clip_norm) return not_supported(at, "train.clip_norm");
+  if (train.skip_nonfinite) return not_supported(at, "train.skip_nonfinite");
+  if (train.loss_scale) return not_supported(train.loss_scale->at, "a loss scale");
+  if (train.ema) return not_supported(at, "train.ema");
+  if (!strategy.rampup.empty()) return not_supported(strategy.rampup_at, "rampup");
+  if (strategy.weight_versions != 1)
+    return not_supported(strategy.weight_versions_at, "weight_versions");
+  for (const ParamGroup& group : train.groups)
+    if (group.rate.find("tokens") != group.rate.npos)
+      return not_supported(group.rate_at, "a learning rate by tokens");
+  return ok_status();
+}
+
+bool is_by_microbatch(const Place& place) {
+  const auto names_it = [&](const auto& entry) {
+    return std::ranges::count(entry.second.names(), place.micro) > 0;
+  };
+  return std::ranges::any_of(place.where,
+                             [&](const Condition& one) { return one.tag == place.micro; }) ||
+         std::ranges::any_of(place.tags, names_it) || std::ranges::any_of(place.on, names_it);
+}
+
+Status check_directives(const Strategy& strategy) {
+  const std::string& axis = strategy.local_steps[0].over;
+  const auto is_taken = [&](const Axes& over) { return std::ranges::count(over, axis) > 0; };
+  for (const Replicate& one : strategy.replicates) {
+    if (is_taken(one.over))
+      return fail(one.over_at, "'{}' is the axis of local_steps, whose sites train by themselves",
+                  axis);
+    if (one.shard_parameters) return not_supported(one.shard_at, "parameters that are sharded");
+    if (one.gather_dtype || one.gather_in.any())
+      return not_supported(one.gather_dtype_at, "parameters that are gathered in fewer bits");
+  }
+  for (const ShardRule& one : strategy.shards) {
+    if (one.pad) return not_supported(one.at, "shards with padding");
+    if (is_taken(one.over))
+      return fail(one.over_at, "'{}' is the axis of local_steps, whose sites train by themselves",
+                  axis);
+  }
+  for (const Place& place : strategy.places)
+    if (is_by_microbatch(place)) return not_supported(place.at, "places by microbatch");
+  for (const Place& place : strategy.places)
+    for (size_t i = 0; i < place.on.size(); ++i)
+      if (place.on[i].first == axis)
+        return fail(place.on_at[i], "'{}' is the axis of local_steps, which places its sites",
+                    axis);
+  for (const OffloadRule& one : strategy.offloads)
+    if (one.what != OffloadRule::What::kActivations)
+      return not_supported(one.at, "offload of parameters or optimizer states");
+  for (const Split& split : strategy.splits)
+    if (!split.of_batch()) return not_supported(split.at, "a split of tokens, samples or regions");
+  return ok_status();
+}
+
+Status check_tag(const Strategy& strategy, const std::string& tag) {
+  const auto taken = [&](const SourceSpan& at) {
+    return fail(at, "the tag '{}' has the name of the axis of local_steps", tag);
+  };
+  for (const auto& rule : strategy.annotate.rules) {
+    if (const auto* balance = std::get_if<BalanceRule>(&rule); balance && balance->tag == tag)
+      return taken(balance->at);
+    if (const auto* annotate = std::get_if<AnnotateRule>(&rule))
+      for (const auto& [name, value] : annotate->tags)
+        if (name == tag) return taken(annotate->at);
+  }
+  for (const Place& place : strategy.places)
+    for (const auto& [name, value] : place.tags)
+      if (name == tag) return taken(place.at);
+  return ok_status();
+}
+
+Status check_graph_of(const Graph& forward, const LocalSteps& local) {
+  for (const Node& node : forward.nodes)
+    if (node.op == "Dropout" || node.op == "Random")
+      return not_supported(local.at, "a model that draws random numbers");
+  if (!forward.updates.empty())
+    return not_supported(local.at, "a model that keeps running statistics");
+  return ok_status();
+}
+
+}  // namespace
+
+int64_t sites_of(const Strategy& strategy) {
+  if (strategy.local_steps.empty()) return 1;
+  for (const MeshAxis& axis : strategy.mesh)
+    if (axis.name == strategy.local_steps[0].over) return axis.size;
+  return 1;
+}
+
+Result<Strategy> place_sites(Strategy strategy) {
+  if (strategy.local_steps.empty()) return strategy;
+  const LocalSteps& local = strategy.local_steps[0];
+  PIPER_TRY(check_training(strategy));
+  PIPER_TRY(check_directives(strategy));
+  PIPER_TRY(check_tag(strategy, local.over));
+  if (strategy.global_batch == 0 && strategy.microbatch_size == 0)
+    return fail(local.at, "local_steps shares the samples of a step among its sites: how many are "
+                          "they?")
+        .with_note("help: train: {global_batch: 64}");
+  const int64_t sites = sites_of(strategy);
+  if (strategy.global_batch % sites != 0)
+    return fail(strategy.global_batch_at, "{} samples cannot be shared by {} sites",
+                strategy.global_batch, sites);
+  Place place;
+  PIPER_ASSIGN(Expr own, Expr::parse(local.over, local.over_at));
+  place.on.emplace_back(local.over, std::move(own));
+  place.on_at.push_back(local.over_at);
+  place.at = local.at;
+  place.micro = strategy.micro_name();
+  place.where.push_back({.tag = local.over, .kind = Condition::Kind::kAny, .at = local.over_at});
+  strategy.places.push_back(std::move(place));
+  return strategy;
+}
+
+Result<Sites> make_sites(Graph forward, const Strategy& strategy,
+                         const std::vector<std::string>& region_tags, Explanations& out) {
+  const LocalSteps& local = strategy.local_steps[0];
+  PIPER_TRY(check_graph_of(forward, local));
+  const int64_t sites = sites_of(strategy);
+  Sites made{copy_for_sites(forward, sites, local.over), {}};
+  PIPER_ASSIGN(made.outer, outer_step(made.forward, sites, local.outer, region_tags));
+  int64_t bytes = 0;
+  for (const StateUpdate& update : made.outer.updates)
+    if (!site_of(made.outer.value(update.state).name))
+      bytes += made.outer.value(update.state).type.bytes();
+  out.push_back({local.at,
+                 "local_steps",
+                 {fmt::format("{} sites take {} step{} of {} samples each between two outer "
+                              "updates; outer parameters and states take {} more on each site",
+                              sites, local.every, local.every == 1 ? "" : "s", forward.batch,
+                              human_bytes(bytes))}});
+  return made;
+}
+
+}  // namespace piper

@@ -1,0 +1,110 @@
+"""Local steps are DiLoCo (Douillard et al., 2023) as PyTorch computes it in f64: sites with AdamW of their own, and Nesterov momentum on the mean of
+their distances from the outer parameters. Without the outer momentum, or with other intervals, PyTorch is elsewhere.
+
+  local_steps_test.py ROOT BIN    77 where no python here has PyTorch; one that PYTHON names serves
+"""
+import copy
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from own_process import find_python
+
+NEEDED = ["torch", "onnx", "onnxscript", "safetensors"]
+ROOT, BIN = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
+SITES, EVERY, STEPS, BATCH, WIDTH, BOUND = 2, 3, 7, 8, 16, 1e-12
+
+find_python(ROOT, NEEDED)
+sys.path.insert(0, str(ROOT / "tools"))
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from export import export  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+from torch import nn  # noqa: E402
+
+STRATEGIES = {"sites": "params: {every: EVERY}\n",
+              "stages": "include: <1f1b>\nparams: {every: EVERY, stages: 2, microbatches: 2}\n",
+              "replicas": "include: <zero1>\nparams: {every: EVERY, dp: 2}\n"}
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.h = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x, y):
+        for layer in self.h:
+            x = x + torch.tanh(layer(x))
+        return F.mse_loss(x, y)
+
+
+def diloco(model, batches, every, momentum):
+    """The outer parameters, and those of each site, after all batches."""
+    outer = model.double()
+    sites = [copy.deepcopy(outer) for _ in range(SITES)]
+    inner = [torch.optim.AdamW(site.parameters(), lr=3e-3, weight_decay=0.1) for site in sites]
+    joined = torch.optim.SGD(outer.parameters(), lr=0.7, momentum=momentum, nesterov=momentum > 0)
+    for step, batch in enumerate(batches):
+        for k, site in enumerate(sites):
+            own = slice(k * BATCH // SITES, (k + 1) * BATCH // SITES)
+            inner[k].zero_grad()
+            site(*(batch[name][own].double() for name in ("x", "y"))).backward()
+            inner[k].step()
+        if (step + 1) % every:
+            continue
+        with torch.no_grad():
+            for name, parameter in outer.named_parameters():
+                mean = sum(dict(site.named_parameters())[name] for site in sites) / SITES
+                parameter.grad = parameter - mean
+        joined.step()
+        for site in sites:
+            site.load_state_dict(outer.state_dict())
+    named = {name: value.detach().clone() for name, value in outer.named_parameters()}
+    for k, site in enumerate(sites):
+        named |= {f"site.{k}.{name}": value.detach().clone() for name, value in site.named_parameters()}
+    return named
+
+
+def program(*words):
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, words))}\n{done.stdout}{done.stderr}")
+
+
+def difference(got, want):
+    assert set(got) == set(want), (sorted(got), sorted(want))
+    return max(float((got[name].double() - want[name]).abs().max()) for name in want)
+
+
+def main(folder):
+    torch.manual_seed(11)
+    model = Model()
+    batches = [{name: torch.randn(BATCH, WIDTH) for name in ("x", "y")} for _ in range(STEPS)]
+    export(model, tuple(batches[0].values()), folder / "model.onnx", log=lambda text: None)
+    save_file({f"batch/{k}/{name}": value for k, one in enumerate(batches) for name, value in one.items()}, folder / "data.safetensors")
+    want = diloco(copy.deepcopy(model), batches, EVERY, 0.9)
+    controls = [diloco(copy.deepcopy(model), batches, EVERY, 0), diloco(copy.deepcopy(model), batches, EVERY + 1, 0.9)]
+    for name, text in STRATEGIES.items():
+        include = "[<sites/diloco>, <numerics/f64>, FILES]".replace(", FILES", "")
+        if "include" in text:
+            first, text = text.split("\n", 1)
+            include = include.replace("]", f", {first.split(': ')[1]}]")
+        (folder / "strategy.yaml").write_text(
+            f"piper: 1\ninclude: {include}\n{text.replace('EVERY', str(EVERY)).replace('{every', f'{{sites: {SITES}, every')}"
+            f"train: {{global_batch: {BATCH}, optimizer: {{adamw: {{lr: 3e-3, weight_decay: 0.1}}}}}}\n")
+        plans, saved = folder / name, folder / f"{name}.safetensors"
+        program(BIN / "piperc", folder / "model.onnx", folder / "strategy.yaml", "-o", plans)
+        program(BIN / "piper-run", plans, "--data", folder / "data.safetensors", "--steps", STEPS, "--save", saved)
+        got = load_file(saved)
+        off = difference(got, want)
+        if off > BOUND:
+            sys.exit(f"{name}: {off:.1e} from PyTorch")
+        for control in controls:
+            if difference(got, control) < 1e-4:
+                sys.exit(f"{name}: the outer optimizer makes no difference")
+        print(f"{name}: within {off:.1e} of PyTorch; the controls are {min(difference(got, c) for c in controls):.1e} off")
+
+
+with tempfile.TemporaryDirectory() as made:
+    main(pathlib.Path(made))
