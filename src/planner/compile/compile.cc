@@ -395,7 +395,7 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
                  making.explain());
   // Of the first replica sums are not those of the batch.
   if (making.target != Target::kFirst && (making.is_oracle() || !options.oracles))
-    PIPER_TRY(steps.run("verify", [&] { return check_plans(set, nullptr); }));
+    PIPER_TRY(steps.run("verify", [&] { return check_plans(set, nullptr, strategy); }));
   making.compiled.remains = std::move(scheduled);
   return set;
 }
@@ -516,7 +516,8 @@ Result<Compiled> compile(const CompileOptions& options) {
     PIPER_ASSIGN(compiled.single, plans_of(single_target(options, cut, compiled)));
     PIPER_ASSIGN(compiled.uncut, plans_of(Target::kUncut));
     steps.quiet = false;
-    PIPER_TRY(steps.run("verify", [&] { return check_plans(compiled.set, &*compiled.single); }));
+    PIPER_TRY(steps.run("verify",
+                        [&] { return check_plans(compiled.set, &*compiled.single, strategy); }));
   }
   PIPER_TRY(name_plan_sets(options, written, compiled));
   return compiled;

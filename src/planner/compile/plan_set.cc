@@ -34,6 +34,19 @@ std::vector<int32_t> cells_of_ranks(const Dag& dag) {
   return result;
 }
 
+// Returns the first directive that lets receives wait to be needed; without one each is posted when
+// its send is issued, and streams cannot block each other.
+const Prefetch* posts_late(const Strategy& strategy) {
+  const auto names_receives = [](const Condition& condition) {
+    return condition.tag != "kind" ||
+           std::count(condition.words.begin(), condition.words.end(), "recv") > 0;
+  };
+  for (const Prefetch& one : strategy.prefetches)
+    if (one.distance && std::all_of(one.where.begin(), one.where.end(), names_receives))
+      return &one;
+  return nullptr;
+}
+
 }  // namespace
 
 PlanSet make_plan_set(const Dag& dag, Lowered lowered) {
@@ -53,19 +66,19 @@ PlanSet make_plan_set(const Dag& dag, Lowered lowered) {
   return set;
 }
 
-Status check_plans(const PlanSet& set, const PlanSet* single) {
+Status check_plans(const PlanSet& set, const PlanSet* single, const Strategy& strategy) {
   PIPER_ASSIGN(const VerifyReport report, verify_plan_set(set, single));
   if (report.findings.empty()) return ok_status();
-  Error error =
-      fail("the plan was refused: {}", report.findings.front().text).with_code(ExitCode::kRefused);
+  const Finding& first = report.findings.front();
+  if (first.rule == "deadlock")
+    if (const Prefetch* late = posts_late(strategy))
+      return fail(late->at, "prefetch: receives are posted too late: {}", first.text)
+          .with_note(
+              "help: 'distance: eager' posts each receive when its send is issued, in one "
+              "order of all devices");
+  Error error = fail("the plan was refused: {}", first.text).with_code(ExitCode::kRefused);
   for (size_t i = 1; i < report.findings.size() && i < 8; ++i)
     error.notes.push_back(report.findings[i].text);
-  if (report.findings.front().rule == "deadlock") {
-    error.notes.push_back(
-        "help: '- prefetch: {where: {kind: recv}, distance: eager}' posts each receive when its "
-        "send is issued, in one order of all devices");
-    return error;
-  }
   error.notes.push_back(
       "internal error: neither model nor strategy are wrong; piperc cannot prove the plan that it "
       "has made, and so writes none");
