@@ -207,7 +207,7 @@ TEST(JoinedStreams, NoLayoutDeadlocksOrChangesTheResult) {
           if (!compiled) {
             EXPECT_TRUE(posting == "lazy" || posting == "2") << what;
             EXPECT_TRUE(compiled.error().message.starts_with(
-                "the plan was refused: messages that wait for their receives block each other: "))
+                "prefetch: messages that wait for their receives block each other: "))
                 << what << print_error(compiled.error());
             continue;
           }

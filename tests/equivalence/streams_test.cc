@@ -49,7 +49,7 @@ TEST_P(Streams, NoLayoutDeadlocksOrChangesTheResult) {
         // Only what was asked to come late may be refused, and says why.
         EXPECT_TRUE(posting == "lazy" || posting == "2") << what << print_error(compiled.error());
         EXPECT_TRUE(compiled.error().message.starts_with(
-            "the plan was refused: messages that wait for their receives block each other: "))
+            "prefetch: messages that wait for their receives block each other: "))
             << what << print_error(compiled.error());
         continue;
       }
@@ -87,10 +87,13 @@ TEST(Streams, TheShortestCircleIsPrinted) {
   const auto refused = compile_with("1f1b", {2, 1, 4}, kLayouts[1].directives, "lazy");
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().message,
-            "the plan was refused: messages that wait for their receives block each other: "
+            "prefetch: messages that wait for their receives block each other: "
             "'send linear_2/MatMul_9 mb=1' on rank 0 waits for 'recv linear_2/MatMul_9 mb=1' on "
             "rank 1, which comes after 'send d_Add_16 mb=0'; 'send d_Add_16 mb=0' on rank 1 waits "
             "for 'recv d_Add_16 mb=0' on rank 0, which comes after 'send linear_2/MatMul_9 mb=1'");
+  EXPECT_NE(print_error(refused.error()).find("- prefetch: {where: {kind: recv}, distance: lazy}"),
+            std::string::npos)
+      << print_error(refused.error());
 }
 
 // What comes early holds memory for longer, and the plan states it.

@@ -72,7 +72,8 @@ Status check_plans(const PlanSet& set, const PlanSet* single, const Strategy& st
   const Finding& first = report.findings.front();
   if (first.rule == "deadlock")
     if (const Prefetch* late = posts_late(strategy))
-      return fail(late->at, "prefetch: receives are posted too late: {}", first.text)
+      return fail(late->at, "prefetch: {}", first.text)
+          .with_code(ExitCode::kRefused)
           .with_note(
               "help: 'distance: eager' posts each receive when its send is issued, in one "
               "order of all devices");
