@@ -12,7 +12,7 @@ struct ArgAccess {
 
 // Returns what an instruction does to the arg at this position. Of kCompute its program says it.
 inline ArgAccess access_of(InstructionKind kind, size_t arg) {
-  if (info(kind).args == ArgForm::kInPlace) return {true, true};
+  if (info(kind).args == ArgForm::kPieces) return {true, true};
   if (takes_pairs(kind) || kind == InstructionKind::kCopy) return {arg % 2 == 0, arg % 2 == 1};
   switch (kind) {
     case InstructionKind::kSend:

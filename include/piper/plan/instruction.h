@@ -39,12 +39,14 @@ enum class InstructionKind : uint8_t {
 };
 inline constexpr int kNumInstructionKinds = 14;
 
-// Says what args an instruction takes.
+// Says what args an instruction takes. A collective's form is also that of its operands (fabric.h).
 enum class ArgForm : uint8_t {
-  kOwn,      // as the kind's comment says
-  kInPlace,  // any number; each is read and written
-  kPairs,    // any number of pairs: read, written
-  kIndexed,  // one pair, and an index that is read
+  kOwn,        // as the kind's comment says
+  kPieces,     // any number; each is read and written
+  kShards,     // pairs, read and written: a whole and the rank's own part, or the other way round
+  kExchanges,  // pairs: own parts by two dims
+  kTurns,      // a pair of equal types
+  kRows,       // a pair, and an index that is read
 };
 
 // Describes one row of the table of kinds.
@@ -60,7 +62,8 @@ struct InstructionDef {
   const char* maximum_op = nullptr;  // the one whose `reduction` is kMax
   // Which arg of a pair is the whole that the other one is a part of; -1: neither.
   int whole = -1;
-  bool joins = false;  // several of them may travel as one message (directive `fuse`)
+  bool within = false;  // never a task: only between the programs of one
+  bool joins = false;   // several of them may travel as one message (directive `fuse`)
 };
 inline constexpr std::array<InstructionDef, kNumInstructionKinds> kInstructions = {{
     {InstructionKind::kCompute, "compute"},
@@ -69,7 +72,7 @@ inline constexpr std::array<InstructionDef, kNumInstructionKinds> kInstructions 
     {.kind = InstructionKind::kRecv, .word = "recv", .joins = true},
     {.kind = InstructionKind::kAllReduce,
      .word = "all_reduce",
-     .args = ArgForm::kInPlace,
+     .args = ArgForm::kPieces,
      .noun = "all-reduce",
      .adds = true,
      .op = "AllReduce",
@@ -77,7 +80,7 @@ inline constexpr std::array<InstructionDef, kNumInstructionKinds> kInstructions 
      .joins = true},
     {.kind = InstructionKind::kReduceScatter,
      .word = "reduce_scatter",
-     .args = ArgForm::kPairs,
+     .args = ArgForm::kShards,
      .noun = "reduce-scatter",
      .adds = true,
      .op = "ReduceScatter",
@@ -85,41 +88,45 @@ inline constexpr std::array<InstructionDef, kNumInstructionKinds> kInstructions 
      .joins = true},
     {.kind = InstructionKind::kAllGather,
      .word = "all_gather",
-     .args = ArgForm::kPairs,
+     .args = ArgForm::kShards,
      .noun = "all-gather",
      .op = "AllGather",
      .whole = 1,
      .joins = true},
     {.kind = InstructionKind::kAllToAll,
      .word = "all_to_all",
-     .args = ArgForm::kPairs,
+     .args = ArgForm::kExchanges,
      .noun = "all-to-all",
      .op = "AllToAll",
+     .within = true,
      .joins = true},
     {.kind = InstructionKind::kRotate,
      .word = "rotate",
-     .args = ArgForm::kPairs,
+     .args = ArgForm::kTurns,
      .noun = "rotation",
-     .op = "Rotate"},
+     .op = "Rotate",
+     .within = true},
     {InstructionKind::kCopy, "copy"},
     {.kind = InstructionKind::kOwnPart,
      .word = "own_part",
-     .args = ArgForm::kPairs,
+     .args = ArgForm::kShards,
      .op = "OwnBlock",
      .whole = 0},
-    {InstructionKind::kPosition, "position"},
+    {.kind = InstructionKind::kPosition, .word = "position", .within = true},
     {.kind = InstructionKind::kDispatch,
      .word = "dispatch",
-     .args = ArgForm::kIndexed,
+     .args = ArgForm::kRows,
      .noun = "dispatch",
      .op = "Dispatch",
-     .whole = 1},
+     .whole = 1,
+     .within = true},
     {.kind = InstructionKind::kCombine,
      .word = "combine",
-     .args = ArgForm::kIndexed,
+     .args = ArgForm::kRows,
      .noun = "combine",
      .op = "Combine",
-     .whole = 0},
+     .whole = 0,
+     .within = true},
 }};
 // `word` by kind.
 inline constexpr std::array<const char*, kNumInstructionKinds> kInstructionWords = [] {
@@ -136,11 +143,11 @@ inline constexpr const InstructionDef& info(InstructionKind kind) {
 inline constexpr const char* to_string(InstructionKind kind) { return info(kind).word; }
 inline constexpr bool is_collective(InstructionKind kind) { return info(kind).noun != nullptr; }
 inline constexpr bool takes_index(InstructionKind kind) {
-  return info(kind).args == ArgForm::kIndexed;
+  return info(kind).args == ArgForm::kRows;
 }
 // Returns whether args come in pairs: read, written. An index is after the only pair.
 inline constexpr bool takes_pairs(InstructionKind kind) {
-  return info(kind).args == ArgForm::kPairs || takes_index(kind);
+  return info(kind).args != ArgForm::kOwn && info(kind).args != ArgForm::kPieces;
 }
 // Returns whether it moves elements between its args as its group says: a collective, or a rank's
 // own part of a value.

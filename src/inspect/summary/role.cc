@@ -36,21 +36,10 @@ int64_t sent_of(const RoleProgram& role, const Instruction& one, int64_t bytes) 
     if (__builtin_mul_overflow(members, role.mesh[index_of(axis)].second, &members))
       members = INT64_MAX;
   int64_t sent = bytes - bytes / std::max<int64_t>(members, 1);
-  switch (one.kind) {
-    case InstructionKind::kRotate:
-      return bytes;
-    case InstructionKind::kAllReduce:  // a reduce-scatter and an all-gather
-      add_bytes(sent, sent);
-      return sent;
-    case InstructionKind::kReduceScatter:
-    case InstructionKind::kAllGather:
-    case InstructionKind::kAllToAll:
-    case InstructionKind::kDispatch:
-    case InstructionKind::kCombine:
-      return sent;
-    default:
-      PIPER_CHECK(false, "{} is no collective", to_string(one.kind));
-  }
+  const ArgForm form = info(one.kind).args;
+  if (form == ArgForm::kTurns) return bytes;
+  if (form == ArgForm::kPieces) add_bytes(sent, sent);  // a reduce-scatter and an all-gather
+  return sent;
 }
 
 class RoleWalk {

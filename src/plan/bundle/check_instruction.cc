@@ -49,7 +49,7 @@ class InstructionCheck {
   }
 
   Status check_args() const {
-    if (info(one_.kind).args == ArgForm::kInPlace) return check_all_reduce();
+    if (info(one_.kind).args == ArgForm::kPieces) return check_all_reduce();
     if (takes_pairs(one_.kind)) return check_pairs();
     switch (one_.kind) {
       case InstructionKind::kCompute:
@@ -96,7 +96,7 @@ class InstructionCheck {
     if (is_message() ? one_.peer.size() != role_.mesh.size() : !one_.peer.empty())
       return wrong("a send or receive, and nothing else, has a peer coordinate per axis");
     PIPER_TRY(check_communicator());
-    const bool rotates = one_.kind == InstructionKind::kRotate;
+    const bool rotates = info(one_.kind).args == ArgForm::kTurns;
     if (rotates ? one_.dim != -1 || one_.turn < 1 : !position && one_.turn != 0)
       return wrong("it cannot be of the member {} before", one_.turn);
     if (one_.fast && (!info(one_.kind).adds || one_.reduction != Reduction::kSum))
@@ -104,8 +104,8 @@ class InstructionCheck {
     if (takes_pairs(one_.kind) ? one_.dim < 0 && one_.outer != 1
                                : one_.dim != -1 || (!position && one_.outer != 1))
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.dim, one_.outer);
-    if (one_.kind == InstructionKind::kAllToAll ? one_.dim < 0 || one_.to_dim == one_.dim
-                                                : one_.to_dim != -1 || one_.to_outer != 1)
+    if (info(one_.kind).args == ArgForm::kExchanges ? one_.dim < 0 || one_.to_dim == one_.dim
+                                                    : one_.to_dim != -1 || one_.to_outer != 1)
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.to_dim, one_.to_outer);
     const bool pairs = one_.dim >= 0 && one_.outer % 2 == 0;
     if ((one_.mirrored && !pairs && !position) ||
@@ -247,13 +247,13 @@ class InstructionCheck {
     if (has_index) PIPER_TRY(check_index(whole));
     for (size_t k = 0; k + 1 < one_.args.size(); k += 2)
       if (type(k).dtype != type(k + 1).dtype ||
-          !(one_.kind == InstructionKind::kAllToAll ? is_exchanged(k)
-            : one_.kind == InstructionKind::kRotate ? type(k) == type(k + 1)
-                                                    : fit(k + whole, k + 1 - whole)))
+          !(info(one_.kind).args == ArgForm::kExchanges ? is_exchanged(k)
+            : info(one_.kind).args == ArgForm::kTurns   ? type(k) == type(k + 1)
+                                                        : fit(k + whole, k + 1 - whole)))
         return wrong("{} and {} do not fit a group of {}{}", to_string(type(k)),
                      to_string(type(k + 1)), members_of(role_, one_.group),
                      one_.dim < 0 ? "" : fmt::format(" along dim {}", one_.dim));
-    if (one_.kind != InstructionKind::kRotate) return ok_status();
+    if (info(one_.kind).args != ArgForm::kTurns) return ok_status();
     PIPER_TRY(needs_args(2));
     return check_turn();
   }

@@ -253,7 +253,7 @@ class EffectsWalk : public BufferWalk<uint64_t> {
       made = join_symbols(made, static_cast<uint64_t>(one.kind) + 1);
       if (takes_index(one.kind)) made = join_symbols(made, held(members[0], one.args[2]));
     }
-    if (parts && one.kind == InstructionKind::kRotate) made = values_.in_turn(made);
+    if (parts && info(one.kind).args == ArgForm::kTurns) made = values_.in_turn(made);
     return one.scaled == Scaled::kNone ? made : in_blocks(members[0], a, made);
   }
   // Returns the symbol of what is gathered in blocks, of parts.

@@ -46,7 +46,7 @@ uint32_t find_followed_axes(const PlanSet& set) {
     });
     for_each_instruction(role, [&](const Instruction& one) {
       if (one.group >= 0 &&
-          (one.dim >= 0 || one.kind == InstructionKind::kRotate ||
+          (one.dim >= 0 || info(one.kind).args == ArgForm::kTurns ||
            one.reduction == Reduction::kMax || takes_run(role, one, uses, of_parameters)))
         axes |= axes_of(role.groups[one.group]);
     });

@@ -121,19 +121,12 @@ class CellLowerer {
         return lower_transfer(task, task.writes);
       case InstructionKind::kCopy:
         return lower_copy(task);
-      case InstructionKind::kAllReduce:
-      case InstructionKind::kReduceScatter:
-      case InstructionKind::kAllGather:
-      case InstructionKind::kOwnPart:
+      default:
+        // Other kinds are between the programs of a task.
+        PIPER_CHECK(!info(task.kind).within, "no task of the DAG is of kind '{}'",
+                    to_string(task.kind));
         return lower_message(task);
-      case InstructionKind::kAllToAll:  // these are collectives between the programs of a task
-      case InstructionKind::kRotate:
-      case InstructionKind::kPosition:
-      case InstructionKind::kDispatch:
-      case InstructionKind::kCombine:
-        break;
     }
-    PIPER_CHECK(false, "no task of the DAG is of kind '{}'", to_string(task.kind));
   }
 
   void lower_input(const Task& task) {
@@ -234,7 +227,7 @@ class CellLowerer {
     }
     const InstructionDef& def = *find_instruction(node.op);
     const InstructionKind kind = def.kind;
-    const bool reduces = def.args == ArgForm::kInPlace;
+    const bool reduces = def.args == ArgForm::kPieces;
     for (size_t a = 0; reduces && a < args.size(); ++a) {
       if (args[a] != args[a + 1])
         add_instruction(InstructionKind::kCopy, task).args = {args[a], args[a + 1]};
@@ -250,7 +243,7 @@ class CellLowerer {
     one.group = group;
     if (def.maximum_op != nullptr && node.op == def.maximum_op) one.reduction = Reduction::kMax;
     one.turn = static_cast<int32_t>(node.attrs.integer("turn", 0));
-    if (reduces || kind == InstructionKind::kRotate) return;
+    if (reduces || def.args == ArgForm::kTurns) return;
     one.dim = static_cast<int32_t>(node.attrs.integer("dim"));
     one.outer = node.attrs.integer("outer");
     one.to_dim = static_cast<int32_t>(node.attrs.integer("to_dim", -1));

@@ -61,16 +61,10 @@ Status run_op(State& state, const Op& op) {
     case InstructionKind::kCompute:
       state.backend.launch(op.handle);
       return ok_status();
-    case InstructionKind::kAllReduce:
-    case InstructionKind::kReduceScatter:
-    case InstructionKind::kAllGather:
-    case InstructionKind::kAllToAll:
-    case InstructionKind::kRotate:
-    case InstructionKind::kDispatch:
-    case InstructionKind::kCombine:
+    default:
+      PIPER_CHECK(op.collective, "no instruction is of kind {}", static_cast<int>(op.kind));
       return fabric.run(op.handle, *op.collective);
   }
-  PIPER_CHECK(false, "no instruction is of kind {}", static_cast<int>(op.kind));
 }
 
 // Adds where it happened; the fabric's sentence has the ranks.

@@ -304,11 +304,13 @@ Status bind_rows(State& state, const Instruction& from, std::span<const int64_t>
 // Returns how many arguments an instruction must have before anything is read from them.
 size_t least_args(InstructionKind kind) {
   switch (info(kind).args) {
-    case ArgForm::kInPlace:
+    case ArgForm::kPieces:
       return 0;
-    case ArgForm::kPairs:
+    case ArgForm::kShards:
+    case ArgForm::kExchanges:
+    case ArgForm::kTurns:
       return 2;
-    case ArgForm::kIndexed:
+    case ArgForm::kRows:
       return 3;
     case ArgForm::kOwn:
       break;
@@ -366,6 +368,25 @@ Status bind_position(State& state, const Instruction& from, const Bound& bound, 
   return ok_status();
 }
 
+// Binds what moves between args as a group says, by the form of its operands.
+Status bind_operands(State& state, const Instruction& from, const Bound& bound, Op& op) {
+  switch (info(from.kind).args) {
+    case ArgForm::kPieces:
+      return bind_all_reduce(state, from, op);
+    case ArgForm::kShards:
+      return bind_shards(state, from, bound.group_sizes, op);
+    case ArgForm::kExchanges:
+      return bind_exchanges(state, from, bound.group_sizes, op);
+    case ArgForm::kTurns:
+      return bind_turn(state, from, bound, op);
+    case ArgForm::kRows:
+      return bind_rows(state, from, bound.group_sizes, op);
+    case ArgForm::kOwn:
+      break;
+  }
+  PIPER_CHECK(false, "no instruction is of kind {}", static_cast<int>(from.kind));
+}
+
 Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op& op) {
   op.kind = from.kind;
   op.ahead = from.ahead;
@@ -389,23 +410,11 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
       if (op.size != bytes_of(state, from, 1))
         return wrong_plan(state, op, "copies between buffers of different sizes");
       return ok_status();
-    case InstructionKind::kAllToAll:
-      return bind_exchanges(state, from, bound.group_sizes, op);
     case InstructionKind::kPosition:
       return bind_position(state, from, bound, op);
-    case InstructionKind::kRotate:
-      return bind_turn(state, from, bound, op);
-    case InstructionKind::kAllReduce:
-      return bind_all_reduce(state, from, op);
-    case InstructionKind::kReduceScatter:
-    case InstructionKind::kAllGather:
-    case InstructionKind::kOwnPart:
-      return bind_shards(state, from, bound.group_sizes, op);
-    case InstructionKind::kDispatch:
-    case InstructionKind::kCombine:
-      return bind_rows(state, from, bound.group_sizes, op);
+    default:
+      return bind_operands(state, from, bound, op);
   }
-  PIPER_CHECK(false, "no instruction is of kind {}", static_cast<int>(from.kind));
 }
 
 Status bind_section(State& state, const char* name, const std::vector<Instruction>& instructions,
