@@ -51,13 +51,29 @@ class Direction {
     nodes_.assign(found.begin(), found.end());
   }
 
-  // What an op makes of runs element by element is a run.
+  // Finds the states that can be kept in runs: those of the parameter's shape whose next value is
+  // made of runs. Factors of a moment may have that shape, too, where the parameter has a dim of one
+  // element, but are made of whole tensors.
   void find_flat() {
-    flat_ = {cut_.gradient};
-    if (!cut_.is_kept) flat_.insert(cut_.param);
+    std::vector<StateUpdate> updates;
     for (const StateUpdate& update : graph_.updates)
       if (update.beside == cut_.param && graph_.value(update.state).type.shape == shape_)
-        states_.push_back(update.state);
+        updates.push_back(update);
+    size_t before = 0;
+    do {
+      before = updates.size();
+      states_.clear();
+      for (const StateUpdate& update : updates) states_.push_back(update.state);
+      find_flat_values();
+      std::erase_if(updates,
+                    [&](const StateUpdate& update) { return !flat_.contains(update.next); });
+    } while (updates.size() != before);
+  }
+
+  // What an op makes of runs element by element is a run.
+  void find_flat_values() {
+    flat_ = {cut_.gradient};
+    if (!cut_.is_kept) flat_.insert(cut_.param);
     flat_.insert(states_.begin(), states_.end());
     for (NodeId id : nodes_) {
       const Node& node = graph_.node(id);

@@ -129,14 +129,21 @@ Result<Explanation> explain_offload(const OffloadRule& rule, int64_t values, int
   }
   const bool optimizer = rule.what == What::kOptimizer;
   const char* what = optimizer ? "states of the optimizer" : "values kept for the backward";
-  if (values == 0)
-    return fail(rule.at, "offload: none of {} {} can leave", stay, what)
-        .with_note(optimizer
-                       ? "the optimizer has no states, or each is used by several instructions"
-                       : fmt::format("the next use of each comes within {} compute tasks: "
-                                     "'in_flight' {} for it to leave, 'distance' {} to come back",
-                                     rule.in_flight + rule.distance + 1, rule.in_flight,
-                                     rule.distance));
+  if (values == 0) {
+    Error error = fail(rule.at, "offload: none of {} {} can leave", stay, what);
+    if (optimizer) {
+      error.notes.push_back("the optimizer has no states, or each is used by several instructions");
+      return error;
+    }
+    error.notes.push_back(
+        fmt::format("the next use of each comes within {} compute tasks: 'in_flight' {} for it to "
+                    "leave, 'distance' {} to come back",
+                    rule.in_flight + rule.distance + 1, rule.in_flight, rule.distance));
+    error.notes.push_back(
+        "help: a compute task is what a 'place' line tells apart of a microbatch's pass: tag the "
+        "layers ('annotate') and place the tags, on one device if need be");
+    return error;
+  }
   report.lines.push_back(fmt::format(
       "{} {} ({}) {}: {} copies to the host and {} back a step", values, what, human_bytes(bytes),
       optimizer ? "live on the host" : "leave for the host", values, values));
