@@ -33,7 +33,7 @@ constexpr const char* kFooter =
     "\n\nExit codes: 0 ok; 1 model, strategy or flags are wrong or ask for what is not supported; "
     "2 "
     "wrong command line;\n"
-    "3 the plan was refused (deadlock, or an internal error: unproved); 4 plan files unreadable; "
+    "3 the plan was refused (an internal error: unproved); 4 plan files unreadable; "
     "12 the disk or the "
     "system refused.\n"
     "Pages: formats/model.md (how to bring a model), strategies/README.md (strategies to begin "

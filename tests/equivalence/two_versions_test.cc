@@ -224,7 +224,7 @@ TEST_P(Models, EqualTheSingleDeviceWithMessagesOnStreams) {
   const auto late = compiled_with(
       library + one + "  - prefetch: {where: {kind: recv}, distance: lazy}\n", {2, 1, 4});
   ASSERT_FALSE(late);
-  EXPECT_EQ(late.error().code, ExitCode::kRefused);
+  EXPECT_EQ(late.error().code, ExitCode::kInput);
   EXPECT_NE(late.error().message.find("messages that wait for their receives block each other"),
             std::string::npos)
       << late.error().message;

@@ -357,7 +357,7 @@ TEST(Schedules, RoundsReachTheirBubbleAtEverySize) {
       const auto small = chain::library(
           name, P, V, M, {{"chunks", std::to_string(V)}, {"rounds", std::to_string(M / P + 3)}});
       ASSERT_FALSE(small) << name;
-      EXPECT_EQ(small.error().code, ExitCode::kRefused);
+      EXPECT_EQ(small.error().code, ExitCode::kInput);
       EXPECT_EQ(small.error().message, "the order cannot run: its tasks wait for each other");
       EXPECT_FALSE(small.error().notes.empty());
     }

@@ -27,7 +27,7 @@ enum class ExitCode {
   kOk = 0,
   kInput = 1,     // model, strategy, data or flags are wrong, or ask for what is not supported
   kUsage = 2,     // the command line itself is wrong
-  kRefused = 3,   // inputs were read, but the plan was refused (deadlock, memory, unproved)
+  kRefused = 3,   // inputs were read, but the plan was refused: it is not proved
   kPlan = 4,      // plan files are corrupt, truncated, of another version or another compilation
   kPeer = 10,     // a peer failed or did not answer in time; restarting is sensible
   kNumeric = 11,  // the loss is not finite, or a comparison failed; do not restart

@@ -132,7 +132,9 @@ class Parser {
     Statement* last = before.empty() ? nullptr : &before.back();
     while (last && last->chains) last = &last->otherwise.back();
     if (!last || last->kind != Statement::Kind::kIf || !last->otherwise.empty())
-      return fail(here(piece, piece.begin, 4), "this 'else' has no 'if' before it");
+      return fail(here(piece, piece.begin, 4), "this 'else' has no 'if' before it")
+          .with_note(
+              "help: a ';' ends an 'if'; items of one branch stand side by side: 'if c: F F'");
     const size_t next = skip(piece, piece.begin + 4);
     if (word(piece, next) != "if") {
       PIPER_ASSIGN(last->otherwise, body(piece, piece.begin + 4));

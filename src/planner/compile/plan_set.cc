@@ -73,7 +73,6 @@ Status check_plans(const PlanSet& set, const PlanSet* single, const Strategy& st
   if (first.rule == "deadlock")
     if (const Prefetch* late = posts_late(strategy))
       return fail(late->at, "prefetch: {}", first.text)
-          .with_code(ExitCode::kRefused)
           .with_note(
               "help: 'distance: eager' posts each receive when its send is issued, in one "
               "order of all devices");

@@ -84,13 +84,10 @@ class CellOrder {
     if (step == nullptr || *step == 0) return false;
     if (*step != 1)
       return fail(item.at, "order: step is 0, this one, or 1, the next, not {}", *step);
-    if (item.pass == "U")
-      return fail(item.at, "order: 'U' closes its own step, and no other")
-          .with_code(ExitCode::kRefused);
+    if (item.pass == "U") return fail(item.at, "order: 'U' closes its own step, and no other");
     if (dag_.versions.empty())
       return fail(item.at, "order: '{}' begins a step before the update of the one before",
                   item_text(item))
-          .with_code(ExitCode::kRefused)
           .with_note("help: weight_versions: 2");
     return true;
   }
@@ -134,7 +131,6 @@ class CellOrder {
         std::none_of(items.begin(), here, [](const OrderItem& item) { return item.pass == "U"; }))
       return ok_status();
     return fail(items[i].at, "order: on {} '{}' comes after 'U'", where_, item_text(items[i]))
-        .with_code(ExitCode::kRefused)
         .with_note("with the update the step is over: what comes next belongs to the next one");
   }
 
@@ -143,7 +139,6 @@ class CellOrder {
     if (item.pass == "U" && item.tags.empty()) {  // it closes the step whether it is named or not
       if (update_ && !item.optional)
         return fail(item.at, "order: on {} 'U' is named twice", where_)
-            .with_code(ExitCode::kRefused)
             .with_note("a device has one update a step");
       update_ = true;
       return ok_status();
@@ -161,7 +156,6 @@ class CellOrder {
       }
       Error error = fail(item.at, "order: on {} no task is left for '{}' (item {} of the program)",
                          where_, item_text(item), number)
-                        .with_code(ExitCode::kRefused)
                         .with_note(pool_.why_none(item));
       if (item.pass == "R") error.notes.push_back(why_again(item));
       return std::move(error).with_note("help: count the items, or write '" + item_text(item) +
@@ -169,7 +163,6 @@ class CellOrder {
     }
     if (update_) {
       return fail(item.at, "order: on {} '{}' comes after 'U'", where_, item_text(item))
-          .with_code(ExitCode::kRefused)
           .with_note("the update needs the gradients of all microbatches: 'U' is the last item");
     }
     for (size_t t = 0; item.pass == "B" && t + 1 < taken.size(); ++t)
@@ -186,19 +179,16 @@ class CellOrder {
     for (const auto& [tag, value] : item.tags)
       if (tag == order_.micro && item.pass == "U")
         return fail(item.at, "order: '{}': an update is of all microbatches", item_text(item))
-            .with_code(ExitCode::kRefused)
             .with_note("help: 'U[stage=1]' or 'U[chunk=0]' is that of a stage");
     if (dag_.versions.empty()) return ok_status();
     return fail(item.at, "not supported: '{}' where parameters have two versions", item_text(item))
-        .with_code(ExitCode::kRefused)
         .with_note("what is of the whole step has no place between two steps that overlap");
   }
   static Status check_pair(const OrderItem& first, const OrderItem& second) {
     for (const OrderItem* item : {&first, &second})
       if (item->pass == "S" || item->pass == "U")
         return fail(first.pair_at, "order: '{}' is no half of a pair: '&' joins F, R and backwards",
-                    item_text(*item))
-            .with_code(ExitCode::kRefused);
+                    item_text(*item));
     return ok_status();
   }
   bool nothing_runs_again() const {
@@ -208,7 +198,6 @@ class CellOrder {
   static Error no_recompute(const OrderItem& item) {
     return fail(item.at, "order: '{}' is what runs again for a backward, and nothing does",
                 item_text(item))
-        .with_code(ExitCode::kRefused)
         .with_note("help: '- recompute: {match: \"h/{layer}/**\"}' chooses what runs again; '" +
                    item_text(item) + "?' takes nothing where there is nothing");
   }
@@ -237,18 +226,18 @@ class CellOrder {
     for (size_t i = 0; i < left.size() && i < 3; ++i)
       names +=
           fmt::format("{}'{}'", i == 0 ? "" : ", ", print_label(dag_, dag_.tasks[left[i].index()]));
-    return fail(last_of(dag_.tasks[left.front().index()].pass),
+    return fail(last_of(dag_.tasks[left.front().index()]),
                 "order: on {} the program leaves {} of {} tasks out: {}{}", where_, left.size(),
                 left.size() + out_.tasks.size(), names, left.size() > 3 ? ", …" : "")
-        .with_code(ExitCode::kRefused)
         .with_note(fmt::format("the device has {}; the {} items of the program take {}",
                                pool_.count_passes(false), items, pool_.count_passes(true)));
   }
 
   // Returns the last item of a pass, after which one is missing; else the last of all.
-  const SourceSpan& last_of(TaskPass pass) const {
+  const SourceSpan& last_of(const Task& task) const {
+    const std::string_view pass = name_of_item(task);
     const auto of_pass = [&](const OrderItem& item) {
-      return pass == TaskPass::kF ? item.pass == "F" : item.pass.starts_with('B');
+      return pass.starts_with('B') ? item.pass.starts_with('B') : item.pass == pass;
     };
     const auto last = std::find_if(items_.rbegin(), items_.rend(), of_pass);
     if (last != items_.rend()) return last->at;

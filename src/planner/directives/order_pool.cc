@@ -163,8 +163,7 @@ Status OrderPool::check_values(const OrderItem& item) const {
     Error error =
         fail(item.at, "order: no task of this device has {}={}", tag, wanted)
             .with_note(there.empty() ? fmt::format("none of its tasks has a {}", tag)
-                                     : fmt::format("its tasks have {} {}", tag, list(there)))
-            .with_code(ExitCode::kRefused);
+                                     : fmt::format("its tasks have {} {}", tag, list(there)));
     if (tag == "chunk") error = with_regions(std::move(error), dag_);
     if (tag == micro_tag_ && wanted >= dag_.microbatches)
       error.notes.push_back(fmt::format(

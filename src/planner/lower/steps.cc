@@ -50,8 +50,7 @@ Status read_newest(const RoleProgram& role, const std::vector<int32_t>& newest,
     arg = newest[at(arg)];
     if (changes[at(arg)])
       return fail("'{}' of the next step reads '{}', which the update changes: not supported",
-                  one.label, role.name(arg))
-          .with_code(ExitCode::kRefused);
+                  one.label, role.name(arg));
   }
   return ok_status();
 }
@@ -229,7 +228,6 @@ Result<std::vector<int32_t>> needed_twice(const RoleProgram& role, const std::ve
     const auto buffer = static_cast<int32_t>(b);
     if (role.tensor(buffer).host)
       return fail("'{}' would be needed on the host by two steps at once", role.name(buffer))
-          .with_code(ExitCode::kRefused)
           .with_note(
               "help: more microbatches, or fewer tasks of the next step before those of "
               "this one");

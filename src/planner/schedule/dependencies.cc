@@ -70,8 +70,7 @@ Error no_pair(const ComputeOrder& compute, size_t overlap) {
   SourceSpan at;
   if (overlap < compute.pair_at.size())
     at = compute.places[static_cast<size_t>(compute.pair_at[overlap])];
-  return fail(std::move(at), "the order cannot run: one task of this pair needs the other")
-      .with_code(ExitCode::kRefused);
+  return fail(std::move(at), "the order cannot run: one task of this pair needs the other");
 }
 
 std::string print_place(const Dag& dag, TaskId id) {

@@ -211,8 +211,7 @@ class Lister {
     for (size_t a = 0; a < dag_.mesh.size(); ++a)
       if (dag_.mesh[a].placed)
         where += fmt::format(" {}={}", dag_.mesh[a].name, dag_.cells[cell][a]);
-    Error error = fail(policy_.at, "policy: the limits let no microbatch through on{}", where)
-                      .with_code(ExitCode::kRefused);
+    Error error = fail(policy_.at, "policy: the limits let no microbatch through on{}", where);
     const char* many = chunks == 1 ? "" : "s";
     if (policy_.in_flight[cell] < chunks)
       error.notes.push_back(

@@ -282,8 +282,7 @@ class Issuer {
                            made_by.valid() ? dag_.graph.node(made_by).op : "an op", there);
       }
       Error error = fail(at ? *at : SourceSpan(), "the order cannot run: {} comes before {}",
-                         where(wait.head), what)
-                        .with_code(ExitCode::kRefused);
+                         where(wait.head), what);
       const ChunkId of = is_sum ? block.region : block.chunk;
       const bool own = dag_.chunks[update.region.index()].tags == dag_.chunks[of.index()].tags;
       return std::move(error).with_note(
@@ -348,8 +347,7 @@ class Issuer {
     Error error =
         early_update(compute, best)
             .value_or(pair_in(compute, best)
-                          .value_or(fail("the order cannot run: its tasks wait for each other")
-                                        .with_code(ExitCode::kRefused)));
+                          .value_or(fail("the order cannot run: its tasks wait for each other")));
     for (const Wait& wait : best) {
       const auto cell = static_cast<size_t>(dag_.tasks[wait.head.index()].cell);
       const SourceSpan* at = place_in(compute[cell], wait.head);

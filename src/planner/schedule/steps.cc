@@ -85,8 +85,7 @@ class Steps {
       const bool sent = is_ahead(send), received = is_ahead(recv);
       if (received && !sent)
         return fail("the order cannot run: {} is a task of the next step, but {} is not yet",
-                    print_place(dag_, recv), print_place(dag_, send))
-            .with_code(ExitCode::kRefused);
+                    print_place(dag_, recv), print_place(dag_, send));
       if (sent && !received) company_[t] = early_messages(at(dag_.tasks[t].cell));
     }
     return ok_status();
@@ -233,8 +232,7 @@ class Steps {
     while (!ended(cell) && ran_[next(cell).index()]) ++done_[cell];
   }
   Error deadlock() const {
-    Error error = fail("the order cannot run: the tasks of two steps wait for each other")
-                      .with_code(ExitCode::kRefused);
+    Error error = fail("the order cannot run: the tasks of two steps wait for each other");
     for (size_t cell = 0; cell < dag_.cells.size(); ++cell)
       if (!ended(cell)) {
         const SourceSpan* named = place_in(schedule_.compute[cell], next(cell));
