@@ -235,7 +235,7 @@ class CellOrder {
 
   // Returns the last item of a pass, after which one is missing; else the last of all.
   const SourceSpan& last_of(const Task& task) const {
-    const std::string_view pass = name_of_item(task);
+    const std::string_view pass = OrderPool::name_of_item(task);
     const auto of_pass = [&](const OrderItem& item) {
       return pass.starts_with('B') ? item.pass.starts_with('B') : item.pass == pass;
     };

@@ -16,6 +16,10 @@ std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag);
 
 class OrderPool {
  public:
+  // Returns the item that takes the task.
+  static std::string_view name_of_item(const Task& task) {
+    return task.kind == InstructionKind::kCompute ? name_of(task.pass) : "S";
+  }
   // `tasks`: the ordered compute tasks of the cell.
   OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& tasks,
             const Strategy& strategy);
@@ -72,11 +76,6 @@ class OrderPool {
   const Chunk& chunk_of(const Task& task) const {
     return dag_.chunks[(task.region.valid() ? task.region : task.chunk).index()];
   }
-  // Returns the item that takes the task.
-  static std::string_view name_of_item(const Task& task) {
-    return task.kind == InstructionKind::kCompute ? name_of(task.pass) : "S";
-  }
-
   const Dag& dag_;
   void sort_like_backwards();
   // Returns the tags of a chunk that tell stages apart.

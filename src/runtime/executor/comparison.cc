@@ -276,6 +276,10 @@ Status Comparison::check_close(int64_t step, const Entry& entry) {
         step + 1, entry.reference.name, oracle_name(options_.against), options_.param_bound, error,
         print_index(type.shape, where), print_value(type.dtype, here), rank,
         print_value(type.dtype, element(type.dtype, entry.reference.data, where))));
+    far.notes = {
+        "help: '--param-bound' sets the bound, which is meant for 32 bits: plans that compute or "
+        "send in 16 bits, and optimizers that take a gradient's sign (Lion), differ by more where "
+        "sums are added in another order"};
     if (!least_eps_ || *least_eps_ >= kSafeEps) return far;
     far.notes = {fmt::format("the optimizer divides a gradient by its size plus eps = {:g}: where "
                              "a gradient is only rounding, as that of a key's bias, its step is "
