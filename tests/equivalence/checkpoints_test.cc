@@ -100,15 +100,19 @@ TEST_F(Checkpoints, ParametersAloneAreAnotherCourse) {
 }
 
 // A job that ends in the middle and goes on saves what one job saves: at the end of its steps, at a
-// checkpoint before them, with two versions of weights, in 16 bits, under scaled losses.
+// checkpoint before them, with two to four versions of weights, in 16 bits, under scaled losses.
 TEST_F(Checkpoints, ResumedJobsSaveWhatOneJobSaves) {
   const std::pair<const char*, const char*> more[] = {
       {"versions", "include: <pipedream-2bw>\nparams: {stages: 2, microbatches: 4}\n"},
+      {"three",
+       "include: <pipedream-2bw>\nparams: {stages: 2, microbatches: 4}\nweight_versions: 3\n"},
+      {"four", "include: <zero1>\nparams: {dp: 2}\nweight_versions: 4\n"},
       {"bf16", "include: [<zero1>, <numerics/bf16>]\nparams: {dp: 2}\n"},
       {"f16", "include: [<zero3>, <numerics/f16>]\nparams: {dp: 2}\n"},
       {"f64", "include: [<ddp>, <numerics/f64>]\nparams: {dp: 2}\n"}};
   for (const auto& [name, text] : more) compile(name, text);
-  for (const char* name : {"pp2dp2", "zero3x3", "vocabulary3", "versions", "bf16", "f16", "f64"}) {
+  for (const char* name :
+       {"pp2dp2", "zero3x3", "vocabulary3", "versions", "three", "four", "bf16", "f16", "f64"}) {
     const std::string folder = path(std::string("cut-") + name);
     const auto all = run(name, "--steps 7 --save " + path("a")),
                part = run(name, "--steps 4 --every 3 --checkpoint " + folder),
@@ -119,6 +123,25 @@ TEST_F(Checkpoints, ResumedJobsSaveWhatOneJobSaves) {
     EXPECT_EQ(read("a"), read("b")) << name;
     EXPECT_EQ(read("a"), read("c")) << name;
   }
+}
+
+// All versions are saved: jobs that go on at each step, on other meshes, save what one job saves.
+TEST_F(Checkpoints, OlderVersionsGoOnOnAnotherMesh) {
+  const std::string rule = "weight_versions: 4\n";
+  compile("delayed-ddp", "include: <ddp>\nparams: {dp: 2}\n" + rule);
+  compile("delayed-zero1", "include: <zero1>\nparams: {dp: 2}\n" + rule);
+  compile("delayed-zero3", "include: <zero3>\nparams: {dp: 2}\n" + rule);
+  const std::string folder = path("delayed");
+  const auto all = run("delayed-ddp", "--steps 8 --every 1 --keep last=8 --checkpoint " + folder +
+                                          " --save " + path("a"));
+  ASSERT_EQ(all.first, 0) << all.second;
+  for (int64_t step = 1; step < 8; ++step)
+    for (const char* name : {"delayed-ddp", "delayed-zero1", "delayed-zero3"}) {
+      const auto rest = run(
+          name, fmt::format("--steps 8 --resume {}/step-{:09} --save {}", folder, step, path("b")));
+      ASSERT_EQ(rest.first, 0) << rest.second;
+      EXPECT_EQ(read("a"), read("b")) << name << " after step " << step;
+    }
 }
 
 // ---- What is asked for now ----------------------------------------------------------------------

@@ -262,7 +262,7 @@ TEST(Items, AreRefusedBeforeWhatTheyNeed) {
   EXPECT_THAT(refused({"", kOne, chunks, "F & U[chunk=0]\n"}), HasSubstr("no half of a pair"));
   EXPECT_THAT(refused({"", "<schedules/pipedream-2bw>", "stages: 2, microbatches: 2",
                        "repeat M: F B\n        U[chunk=0]\n"}),
-              HasSubstr("two versions"));
+              HasSubstr("several versions"));
 }
 
 // The comparison and the verifier see what runs again otherwise, and an update that comes early.

@@ -1,5 +1,5 @@
-// Two versions of the weights: gradients are taken at the weights before the last update, so that
-// steps may overlap. Whole models against a single device under the same rule.
+// Several versions of the weights: gradients are taken at the weights before the last update or
+// updates, so that steps may overlap. Whole models against a single device under the same rule.
 #include "equivalence/commands.h"
 #include "equivalence/layouts.h"
 #include "piper/base/data.h"
@@ -401,6 +401,114 @@ TEST_P(Models, APartOfTheOtherVersionIsSeen) {
     })) << ahead;
     EXPECT_FALSE(run_against(wrong, *compiled->single, model, 4)) << ahead;
   }
+}
+
+// ---- More than two versions ---------------------------------------------------------------------
+
+// The library's order with k versions, and these keys of its sum over replicas.
+Result<Compiled> compile_older(const std::string& model, const std::string& train, int64_t versions,
+                               const std::string& cut, const std::string& directives,
+                               const Sizes& s) {
+  std::string text = library_text("pipedream-2bw");
+  const std::string two = "weight_versions: 2", bucket = "bucket: 25MiB";
+  text.replace(text.find(two), two.size(), fmt::format("weight_versions: {}", versions));
+  text.replace(text.find(bucket), bucket.size(), "bucket: 1KiB" + cut);
+  text += directives;
+  CompileOptions options;
+  options.defines = definitions_of(text, {s.pp, s.dp, s.mb});
+  options.oracles = true;
+  return compile_text(model, text, train, options);
+}
+
+TEST_P(Models, EqualTheSingleDeviceWithOlderVersions) {
+  const std::string model = GetParam();
+  struct Case {
+    int64_t versions;
+    const char* train;
+    std::string cut, directives;
+    Sizes sizes;
+  };
+  const std::string all = fmt::format(", shard: {}, gather: {{prefetch: 1}}", kAll);
+  for (const auto& [versions, train, cut, directives, s] :
+       {Case{3, kSgd, "", "", {4, 1, 8}}, Case{4, kAdamW, "", "", {2, 2, 4}},
+        Case{3, kAdamW, ", shard: [optimizer]", "", {2, 2, 4}},
+        Case{4, kAdamW, ", shard: [optimizer, gradients]", "  - recompute: {}\n", {4, 2, 4}},
+        Case{3, kAdamW, all, "  - recompute: {}\n", {2, 2, 4}}, Case{4, kSgd, all, "", {1, 2, 2}},
+        Case{3, kAdamW, "", "  - precision: {compute: bf16}\n", {2, 2, 4}},
+        Case{4, kAdamW, all, "  - precision: {compute: bf16}\n", {2, 2, 4}}}) {
+    if (kSanitized && s.pp == 4) continue;
+    SCOPED_TRACE(
+        fmt::format("k={} {} pp={} dp={} mb={}", versions, cut + directives, s.pp, s.dp, s.mb));
+    const auto compiled = compile_older(model, train, versions, cut, directives, s);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    for (const RoleProgram& role : compiled->set.roles) {
+      std::vector<int64_t> bytes(static_cast<size_t>(versions));  // by age
+      for (const Tensor& tensor : role.tensors)
+        if (tensor.previous_of >= 0 && tensor.type.dtype != DType::kI64)
+          bytes.at(static_cast<size_t>(role.age(tensor))) += tensor.type.bytes();
+      EXPECT_GT(bytes[1], 0);
+      for (size_t age = 2; age < bytes.size(); ++age) EXPECT_EQ(bytes[age], bytes[1]) << age;
+    }
+    const Status same = run_against(compiled->set, *compiled->single, model, 7);
+    EXPECT_TRUE(same) << print_error(same.error());
+    if (train == kAdamW) expect_same_when_queued(compiled->set, model, cut + directives);
+  }
+}
+
+// Three versions and four agree until the first weights that three have learned are due.
+TEST_P(Models, DifferFromAnotherNumberOfVersions) {
+  const std::string model = GetParam();
+  const auto three = compile_older(model, kSgd, 3, "", "", {2, 1, 4}),
+             four = compile_older(model, kSgd, 4, "", "", {2, 1, 4});
+  ASSERT_TRUE(three && four);
+  EXPECT_TRUE(run_against(three->set, *four->single, model, 3));
+  const Status other = run_against(three->set, *four->single, model, 5);
+  ASSERT_FALSE(other);
+  EXPECT_TRUE(other.error().message.starts_with("step 4: the loss differs"))
+      << other.error().message;
+}
+
+// Reads of each other version, and copies in the other order, which lose a version.
+TEST_P(Models, AnotherVersionAndOneOverwrittenEarlyAreSeen) {
+  const std::string model = GetParam();
+  const auto compiled = compile_older(model, kSgd, 4, "", "", {2, 1, 4});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto found = [](const PlanSet& set, const std::string& words) {
+    const auto report = verify_plan_set(set);
+    return report && std::any_of(report->findings.begin(), report->findings.end(),
+                                 [&](const Finding& finding) {
+                                   return finding.rule == "sum" &&
+                                          finding.text.find(words) != std::string::npos;
+                                 });
+  };
+  for (int32_t newer = 1; newer <= 3; ++newer) {
+    PlanSet wrong = compiled->set;
+    for (RoleProgram& role : wrong.roles)
+      for (auto* list : {&role.prologue, &role.body, &role.epilogue})
+        for (Instruction& one : *list)
+          for (int32_t& arg : one.args)
+            if (one.kind == InstructionKind::kCompute &&
+                role.age(role.tensor(arg)) == (one.ahead > 0 ? 2 : 3))
+              for (int32_t n = newer; n > 0 && role.tensor(arg).previous_of >= 0; --n)
+                arg = role.tensor(arg).previous_of;
+    EXPECT_TRUE(found(wrong, "as it is before step")) << newer;
+    EXPECT_FALSE(run_against(wrong, *compiled->single, model, 5)) << newer;
+  }
+  PlanSet wrong = compiled->set;
+  for (RoleProgram& role : wrong.roles)
+    for (auto* list : {&role.body, &role.epilogue}) {
+      std::vector<Instruction*> copies;
+      for (Instruction& one : *list) {
+        one.waits.clear();
+        if (one.kind == InstructionKind::kCopy && role.tensor(one.args[1]).previous_of >= 0)
+          copies.push_back(&one);
+      }
+      ASSERT_GE(copies.size(), 3U);
+      for (size_t i = 0; i < copies.size() / 2; ++i)
+        std::swap(*copies[i], *copies[copies.size() - 1 - i]);
+    }
+  EXPECT_TRUE(found(wrong, "which must get the next newer version"));
+  EXPECT_FALSE(run_against(wrong, *compiled->single, model, 6));
 }
 
 // ---- Values that wait on the host ---------------------------------------------------------------

@@ -152,7 +152,7 @@ inline const DiffCase kCases[] = {
      "piper: 1",
      "piper: 1\nweight_versions: 2",
      "train memory versions",
-     {"weight_versions  none → 2", "parameters kept twice  0 → 26"}},
+     {"weight_versions  none → 2", "older versions of parameters  0 → 26"}},
     {"Bucket",
      "25MiB",
      "100KiB",

@@ -195,7 +195,7 @@ struct Strategy {
   SourceSpan loss_at;
   TrainSpec train;
   bool has_optimizer = false;   // train: {optimizer: …} is given
-  int64_t weight_versions = 1;  // 2: gradients are taken at the weights before the last update
+  int64_t weight_versions = 1;  // k: gradients at the weights before the last k - 1 updates
   SourceSpan weight_versions_at;
   uint64_t seed = 0;
   Annotate annotate;

@@ -108,7 +108,8 @@ struct RoleSummary {
   int64_t step_bytes = 0;  // gradients, activations in flight, inputs
   int64_t packed_bytes = 0, workspace_bytes = 0, transport_bytes = 0, scratch_bytes = 0;
   int64_t peak_bytes = 0, host_bytes = 0;
-  int64_t versions = 0, version_bytes = 0;  // parameters kept twice
+  int64_t versions = 0, version_bytes = 0;  // older ones of parameters
+  int32_t oldest = 0;                       // of them, in updates
   int64_t ops() const;                      // forward
 };
 

@@ -86,9 +86,11 @@ Held held_of(const RoleProgram& role, const Tensor& tensor,
              const std::vector<int64_t>& coordinates);
 // Returns the names under which a checkpoint may hold the values of a state, best first. They are
 // the same under every strategy: a parameter's own and its aliases; other states' names. A version
-// of a parameter ends with ".previous", and else begins as the parameter does. A copy in 16 bits
-// has its parameter's names.
+// of a parameter ends with ".previous", ".previous2" and so on, with its age in updates; then the
+// names of newer ones follow, as it begins so. A copy in 16 bits has its parameter's names.
 std::vector<std::string> names_of_state(const RoleProgram& role, const Tensor& tensor);
+// Returns the age that such a name states; 0: it is not that of an older version.
+int64_t age_of_state(std::string_view name);
 // Returns whether a checkpoint holds the state: all but copies in 16 bits, which follow from their
 // parameters.
 bool is_stored(const Tensor& tensor);

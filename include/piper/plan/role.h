@@ -82,7 +82,8 @@ struct Tensor {
   std::vector<TensorCut> cuts;
   int32_t part_of = -1;
   std::vector<int64_t> whole;
-  // kState: the version before the last update of that parameter (a buffer); -1: none.
+  // kState: of that parameter, copy or older version (a buffer), the version one update older;
+  // -1: none.
   int32_t previous_of = -1;
   // The parameter (a buffer: whole, or its own part) that this is, rounded to 16 bits; -1: none.
   // kState: it starts as that does, rounded, and is not saved. kStep: gathered from such parts.
@@ -217,9 +218,12 @@ struct RoleProgram {
   }
   // Returns what a version or copy is of, or the tensor itself: it starts with the same values.
   const Tensor& original(const Tensor& tensor) const {
-    const Tensor& newest = tensor.previous_of < 0 ? tensor : this->tensor(tensor.previous_of);
+    const Tensor& newest = this->newest(tensor);
     return newest.copy_of < 0 ? newest : this->tensor(newest.copy_of);
   }
+  // Returns what an older version is of, or the tensor itself; and its age in updates.
+  const Tensor& newest(const Tensor& tensor) const;
+  int32_t age(const Tensor& tensor) const;
   std::string name(const Buffer& buffer) const;
   std::string name(int32_t buffer) const { return name(buffers[static_cast<size_t>(buffer)]); }
   int32_t add_buffer(Tensor tensor, int32_t micro = -1);  // with a tensor of its own

@@ -26,7 +26,7 @@ struct DagSpec {
   // See Dag.
   bool split_backward = false, split_recompute = false, split_update = false, split_sums = false;
   std::vector<int32_t> group_of;                  // of another plan: sums are formed as there
-  int64_t weight_versions = 1;                    // or 2: see Version
+  int64_t weight_versions = 1;                    // see Version
   std::map<std::string, ReadInBlocks> in_blocks;  // by parameter; of a plan that gathers nothing
   bool keeps_copies = true;       // of parameters that microbatches cast (Dag::copies)
   Variants variants;

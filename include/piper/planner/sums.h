@@ -76,10 +76,10 @@ struct Copy {
 };
 
 // A Version pairs two versions of a trained parameter, of its copy, or of the step's number where
-// random ops read it: microbatches read the one before the last update.
+// random ops read it. Of k versions, k - 1 of these form a chain, and microbatches read the oldest.
 struct Version {
-  ValueId newest;    // the parameter or its copy; the number of the next step
-  ValueId previous;  // takes the newest's value just before that is updated
+  ValueId newest;    // the parameter, its copy, or a version of it; the number of the next step
+  ValueId previous;  // one update older: takes the newest's value just before that changes
 };
 
 }  // namespace piper

@@ -30,7 +30,7 @@ constexpr Field kStrategy[] = {
      "The output that is the loss, or how to form it; a list: the sum of its terms."},
     {"train", one("train"), kOptional, "Optimizer, schedule, batch."},
     {"weight_versions", kInteger, kOptional,
-     "2: gradients are taken at the weights before the last update. Default 1."},
+     "k, up to 64: gradients are taken at the weights before the last k - 1 updates. Default 1."},
     {"annotate", kRules, kOptional, "Rules that give ops their tags."},
     {"directives", many("directive"), kOptional, "What to do to the training step."},
 };

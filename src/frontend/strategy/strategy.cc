@@ -7,13 +7,17 @@
 namespace piper {
 namespace {
 
+// As many as a plan may keep.
+constexpr int64_t kMostVersions = 64;
+
 Status read_versions(const yaml::Entry* versions, const Scope& scope, Strategy& out) {
   if (versions == nullptr) return ok_status();
   const yaml::Node& value = versions->value;
   PIPER_ASSIGN(out.weight_versions, read_integer(value, scope));
   out.weight_versions_at = value.at;
-  if (out.weight_versions == 1 || out.weight_versions == 2) return ok_status();
-  return fail(value.at, "'weight_versions' must be 1 or 2, not {}", out.weight_versions);
+  if (out.weight_versions >= 1 && out.weight_versions <= kMostVersions) return ok_status();
+  return fail(value.at, "'weight_versions' must be 1 to {}, not {}", kMostVersions,
+              out.weight_versions);
 }
 
 // Takes the value, or notes its error.

@@ -211,10 +211,10 @@ void compare_offload(const SetMatch& match, DiffSection& section) {
 
 void compare_versions(const SetMatch& match, DiffSection& section) {
   for (const DevicePair& pair : match.devices) {
-    add_number(section, match.where(pair), "parameters kept twice",
+    add_number(section, match.where(pair), "older versions of parameters",
                of(match.role_before(pair), &RoleSummary::versions),
                of(match.role_after(pair), &RoleSummary::versions), DiffUnit::kCount);
-    add_number(section, match.where(pair), "the second copies",
+    add_number(section, match.where(pair), "memory of older versions",
                of(match.role_before(pair), &RoleSummary::version_bytes),
                of(match.role_after(pair), &RoleSummary::version_bytes), DiffUnit::kBytes);
   }

@@ -313,6 +313,7 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
     const int64_t bytes = tensor.type.bytes();
     if (tensor.previous_of >= 0 && tensor.type.dtype != DType::kI64) {
       ++summary.versions;
+      summary.oldest = std::max(summary.oldest, role.age(tensor));
       add_bytes(bytes, summary.version_bytes);
     }
     if (tensor.host) continue;

@@ -88,16 +88,25 @@ Status check_part(const RoleProgram& role, const Tensor& tensor, size_t b) {
   return ok_status();
 }
 
-// Checks the previous version of a parameter or copy, cut alike, or of the step's number.
+// Bounds the versions of a parameter, and so the walk from the oldest to the newest.
+constexpr int32_t kMostVersions = 64;
+
+// Checks an older version of a parameter or copy, cut alike, or of the step's number, which has one
+// such.
 Status check_version(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.previous_of == -1) return ok_status();
   const auto fits = [&] {
     if (tensor.kind != BufferKind::kState) return false;
     const Tensor& newest = role.tensor(tensor.previous_of);
     const bool number = newest.type == TensorType{DType::kI64, {}};
-    const bool weight = !newest.param.empty() || newest.copy_of >= 0;
-    return newest.kind == BufferKind::kState && weight != number && newest.previous_of < 0 &&
-           tensor.param.empty() && newest.part_of == tensor.part_of && newest.cuts == tensor.cuts &&
+    const Tensor* first = &newest;
+    int32_t versions = 2;
+    for (; first->previous_of >= 0 && versions <= kMostVersions; ++versions)
+      first = &role.tensor(first->previous_of);
+    if (versions > (number ? 2 : kMostVersions)) return false;
+    const bool weight = !first->param.empty() || first->copy_of >= 0;
+    return newest.kind == BufferKind::kState && weight != number && tensor.param.empty() &&
+           newest.part_of == tensor.part_of && newest.cuts == tensor.cuts &&
            newest.whole == tensor.whole && newest.type == tensor.type;
   };
   if (fits()) return ok_status();

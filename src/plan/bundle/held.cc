@@ -1,5 +1,6 @@
 // What a rank holds of a tensor.
 #include <algorithm>
+#include <charconv>
 
 #include "files.h"
 
@@ -94,17 +95,26 @@ bool is_stored(const Tensor& tensor) {
 }
 
 std::vector<std::string> names_of_state(const RoleProgram& role, const Tensor& tensor) {
-  const Tensor& newest = tensor.previous_of < 0 ? tensor : role.tensor(tensor.previous_of);
   const Tensor& original = role.original(tensor);
   if (original.param.empty()) return {tensor.name};
   std::vector<std::string> names;
-  if (tensor.previous_of >= 0)
-    names.push_back(
-        fmt::format("{}{}.previous", original.param,
-                    newest.copy_of < 0 ? "" : fmt::format(".{}", info(tensor.type.dtype).name)));
+  // What a checkpoint lacks begins as the next newer version that it has.
+  for (int32_t age = role.age(tensor); age > 0; --age)
+    names.push_back(fmt::format(
+        "{}{}.previous{}", original.param,
+        role.newest(tensor).copy_of < 0 ? "" : fmt::format(".{}", info(tensor.type.dtype).name),
+        age == 1 ? "" : std::to_string(age)));
   names.push_back(original.param);
   names.insert(names.end(), original.aliases.begin(), original.aliases.end());
   return names;
+}
+
+int64_t age_of_state(std::string_view name) {
+  const size_t digits = name.find_last_not_of("0123456789") + 1;
+  if (!name.substr(0, digits).ends_with(".previous")) return 0;
+  int64_t age = 1;
+  std::from_chars(name.data() + digits, name.data() + name.size(), age);
+  return age;
 }
 
 int64_t staging_of(const RoleProgram& role) {

@@ -59,6 +59,18 @@ std::string RoleProgram::name(const Buffer& buffer) const {
   return buffer.micro < 0 ? name : fmt::format("{}@{}", name, buffer.micro);
 }
 
+const Tensor& RoleProgram::newest(const Tensor& tensor) const {
+  const Tensor* newest = &tensor;
+  while (newest->previous_of >= 0) newest = &this->tensor(newest->previous_of);
+  return *newest;
+}
+
+int32_t RoleProgram::age(const Tensor& tensor) const {
+  int32_t age = 0;
+  for (int32_t of = tensor.previous_of; of >= 0; of = this->tensor(of).previous_of) ++age;
+  return age;
+}
+
 int32_t RoleProgram::add_buffer(Tensor tensor, int32_t micro) {
   buffers.push_back({static_cast<int32_t>(tensors.size()), micro});
   tensors.push_back(std::move(tensor));

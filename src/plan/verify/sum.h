@@ -136,9 +136,10 @@ class SumCheck : public BufferWalk<Content> {
         held_.back()[b].param = facts.param;
         if (tensor.part_of >= 0) held_.back()[b].cut = RunAxes(cell.role->groups[tensor.part_of]);
         if (tensor.previous_of < 0) continue;
-        held_.back()[b].param = cell.facts->buffers[tensor.previous_of].param;
-        held_.back()[b].version = -1;
-        two_versions_ = true;
+        const auto age = static_cast<int16_t>(cell.role->age(tensor));
+        held_.back()[b].param = param_of_version(cell, tensor);
+        held_.back()[b].version = static_cast<int16_t>(-age);
+        oldest_ = std::max<int32_t>(oldest_, age);
         if (held_.back()[b].param >= 0) continue;
         numbers_.back().resize(cell.role->buffers.size());
         numbers_.back()[b] = numbers_.back()[tensor.previous_of] = true;
@@ -251,15 +252,21 @@ class SumCheck : public BufferWalk<Content> {
   // Checks that a step draws random numbers by its own number, not that of the next step.
   void check_number_read(Spot place, int32_t buffer);
 
-  // Checks copies of the newest version to the previous one, which come before the update.
+  // Checks copies of each version to the next older one, which come before the update.
   Content copied(Spot place) override;
 
+  // Returns the parameter that an older version is of; -1: a number.
+  static int32_t param_of_version(const Cell& cell, const Tensor& tensor) {
+    int32_t of = tensor.previous_of;
+    while (cell.role->tensor(of).previous_of >= 0) of = cell.role->tensor(of).previous_of;
+    return cell.facts->buffers[of].param;
+  }
   // Returns the version of a parameter that computations on samples must read: that before this
-  // step or, with two versions of weights, before the last one.
+  // step or, with k versions of weights, before the step k - 1 steps ago.
   int32_t version_read(Spot place, int32_t param) const {
     if (!trained(place.cell, param)) return 0;  // never updated
-    const bool previous = two_versions_ && model_.is_gradient[model_.gradient_of[param]];
-    return section_.training_step(place) - (previous ? 1 : 0);
+    const bool older = model_.is_gradient[model_.gradient_of[param]];
+    return section_.training_step(place) - (older ? oldest_ : 0);
   }
   // Checks an update: it is the first of the step, reads the finished gradient, and of sharded
   // values only the shard that the parameter has.
@@ -306,7 +313,7 @@ class SumCheck : public BufferWalk<Content> {
   VerifyReport& report_;
   StepScalars scalars_;
   std::vector<std::vector<Content>> held_;  // by cell and buffer
-  bool two_versions_ = false;               // of every trained parameter
+  int32_t oldest_ = 0;                      // in updates: of every trained parameter
   std::vector<std::vector<bool>> numbers_;  // by cell and buffer: a version of the step's number
   SampleTable samples_;
   IdSets sets_;                // sets of sample ids, and sets of sums

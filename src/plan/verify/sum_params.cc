@@ -39,9 +39,11 @@ Content SumCheck::copied(Spot place) {
   const Content& from = held(place, one.args[0]);
   const Tensor& to = role(place).tensor(one.args[1]);
   if (to.previous_of >= 0 &&
-      (one.args[0] != to.previous_of || from.version != section_.training_step(place)))
-    findings_.add("sum", "{} copies {} to {}, which must get the newest version before its update",
-                  name(place), buffer_name(place, one.args[0]), buffer_name(place, one.args[1]));
+      (one.args[0] != to.previous_of ||
+       from.version != section_.training_step(place) - role(place).age(to) + 1))
+    findings_.add("sum", "{} copies {} to {}, which must get {} before its update", name(place),
+                  buffer_name(place, one.args[0]), buffer_name(place, one.args[1]),
+                  role(place).age(to) == 1 ? "the newest version" : "the next newer version");
   return from;
 }
 
@@ -118,11 +120,12 @@ void SumCheck::check_end(int32_t c) {
     const Tensor& tensor = own.tensor(b);
     const Content& content = held_[c][b];
     if (model_.trains && tensor.previous_of >= 0 &&
-        (content.version != section_.training_steps() - 1 ||
-         content.param != model_.cells[c].facts->buffers[tensor.previous_of].param))
-      findings_.add("sum",
-                    "'{}' on {} does not hold the version before the update at the end of the step",
-                    quote_control(tensor.name), model_.who(c));
+        (content.version != section_.training_steps() - own.age(tensor) ||
+         content.param != param_of_version(model_.cells[c], tensor)))
+      findings_.add("sum", "'{}' on {} does not hold the version before {} at the end of the step",
+                    quote_control(tensor.name), model_.who(c),
+                    own.age(tensor) == 1 ? "the update"
+                                         : fmt::format("the last {} updates", own.age(tensor)));
     if (param < 0) continue;
     if (content.param != param) {
       findings_.add("sum", "parameter '{}' on {} holds something else at the end of the step",

@@ -24,20 +24,29 @@ void explain_copies(const Dag& dag, Explanations& explain) {
 
 void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& explain) {
   if (dag.versions.empty()) return;
-  std::map<ValueId, ValueId> master_of;
+  std::map<ValueId, ValueId> master_of;  // of copies and older versions
   for (const Copy& copy : dag.copies) master_of[copy.copy] = copy.master;
   std::set<ValueId> kept;
   int64_t bytes = 0;
-  for (const Version& version : dag.versions)
-    if (dag.graph.value(version.newest).type.dtype != DType::kI64) {  // no number of the step
-      kept.insert(master_of.try_emplace(version.newest, version.newest).first->second);
-      bytes += dag.graph.value(version.newest).type.bytes();
+  for (auto version = dag.versions.rbegin(); version != dag.versions.rend(); ++version)
+    if (dag.graph.value(version->newest).type.dtype != DType::kI64) {  // no number of the step
+      const ValueId master = master_of.try_emplace(version->newest, version->newest).first->second;
+      master_of[version->previous] = master;
+      kept.insert(master);
+      bytes += dag.graph.value(version->newest).type.bytes();
     }
-  explain.push_back({strategy.weight_versions_at,
-                     "weight_versions",
-                     {fmt::format("{} parameters are kept twice, {} more; gradients are taken at "
-                                  "the weights before the last update",
-                                  kept.size(), human_bytes(bytes))}});
+  const int64_t versions = strategy.weight_versions;
+  explain.push_back(
+      {strategy.weight_versions_at,
+       "weight_versions",
+       {fmt::format("{} parameters are kept {}, {} more; gradients are taken at "
+                    "the weights before the last {}",
+                    kept.size(), versions == 2 ? "twice" : fmt::format("{} times", versions),
+                    human_bytes(bytes),
+                    versions == 2 ? "update" : fmt::format("{} updates", versions - 1))}});
+  if (versions > 2)
+    explain.back().lines.push_back(
+        "steps overlap by one at most: no order begins a step two or more ahead");
 }
 
 Status explain_plans(const Lowered& lowered, Making& making) {

@@ -198,7 +198,7 @@ void read_in_blocks(Dag& dag, const std::map<std::string, ReadInBlocks>& params)
   graph.put_in_order(order);
 }
 
-void keep_previous_weights(Dag& dag) {
+void keep_previous_weights(Dag& dag, int64_t versions) {
   Graph& graph = dag.graph;
   std::vector<bool> is_read(graph.values.size());
   for (const Node& node : graph.nodes)
@@ -208,8 +208,14 @@ void keep_previous_weights(Dag& dag) {
   const auto keep = [&](ValueId newest, const std::string& name) {
     if (!is_read[newest.index()]) return;
     const DType dtype = graph.value(newest).type.dtype;
-    previous[newest.index()] = add_state_like(graph, newest, name + ".previous", dtype);
-    dag.versions.push_back({newest, previous[newest.index()]});
+    std::vector<Version> chain;
+    for (ValueId newer = newest; std::ssize(chain) < versions - 1; newer = chain.back().previous) {
+      const std::string age = chain.empty() ? "" : std::to_string(chain.size() + 1);
+      chain.push_back({newer, add_state_like(graph, newest, name + ".previous" + age, dtype)});
+    }
+    previous[newest.index()] = chain.back().previous;
+    // The oldest takes its value first.
+    dag.versions.insert(dag.versions.end(), chain.rbegin(), chain.rend());
   };
   for (const Param& param : graph.params)
     if (param.gradient.valid()) keep(param.value, param.name);

@@ -12,9 +12,9 @@ void keep_copies(Dag& dag);
 // Lets microbatches read parameters, or their copies, as gathers in blocks would bring them.
 void read_in_blocks(Dag& dag, const std::map<std::string, ReadInBlocks>& params);
 
-// Adds a second state for each trained parameter that is read, and for each copy, which starts as
-// the first does.
-void keep_previous_weights(Dag& dag);
+// Adds older versions, so that there are so many, of each trained parameter that is read and of
+// each copy: states that start as it does. Microbatches read the oldest.
+void keep_previous_weights(Dag& dag, int64_t versions);
 
 // What is drawn depends on the number of the step. So that a step may begin while the one before is
 // under way, the number is kept in two versions, too: the newest is that of the next step. What

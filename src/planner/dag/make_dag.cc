@@ -346,8 +346,8 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
 
   if (spec.keeps_copies) keep_copies(dag);
   if (!spec.in_blocks.empty()) read_in_blocks(dag, spec.in_blocks);
-  if (spec.weight_versions == 2) {
-    keep_previous_weights(dag);
+  if (spec.weight_versions > 1) {
+    keep_previous_weights(dag, spec.weight_versions);
     keep_next_step(dag);
   }
   make_chunks(dag);

@@ -72,11 +72,11 @@ class Cutter {
     dag_.parts.push_back(part_of(levels_.size() - 1, value, param, whole));
     dag_.parts.back().gather = gather;
   }
-  // Returns whether a microbatch reads the value, in either version.
+  // Returns whether a microbatch reads the value, in any version.
   bool is_read(ValueId value) const {
     const auto previous = previous_.find(value.value);
     return read_.contains(value.value) ||
-           (previous != previous_.end() && read_.contains(previous->second.value));
+           (previous != previous_.end() && is_read(previous->second));
   }
   // Returns what the update writes of a parameter or copy: its own run by the last level.
   ValueId cut_versions(const std::string& name, ValueId whole, bool read) {
@@ -92,8 +92,9 @@ class Cutter {
       const bool kept = l == 0 && !stays();
       run = add_part(its, run, whole, l + 1, kept ? ValueKind::kState : ValueKind::kNode);
     }
-    const auto previous = previous_.find(whole.value);
-    if (!stays() && previous != previous_.end())
+    if (stays()) return run;
+    for (auto previous = previous_.find(whole.value); previous != previous_.end();
+         previous = previous_.find(previous->second.value))
       add_part(graph_.value(previous->second).name, previous->second, previous->second, 1,
                ValueKind::kState);
     return run;

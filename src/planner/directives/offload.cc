@@ -109,7 +109,7 @@ Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& va
   std::vector<Offload> offloads;
   for (const OffloadRule& rule : strategy.offloads) {
     if (rule.what == What::kParameters && !dag.versions.empty())
-      return fail(rule.at, "not supported: two versions of parameters that are on the host")
+      return fail(rule.at, "not supported: several versions of parameters that are on the host")
           .with_note("help: 'what: optimizer', or weight_versions: 1");
     PIPER_ASSIGN(Offload offload, chooser.choose(rule));
     offloads.push_back(std::move(offload));

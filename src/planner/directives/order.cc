@@ -181,7 +181,8 @@ class CellOrder {
         return fail(item.at, "order: '{}': an update is of all microbatches", item_text(item))
             .with_note("help: 'U[stage=1]' or 'U[chunk=0]' is that of a stage");
     if (dag_.versions.empty()) return ok_status();
-    return fail(item.at, "not supported: '{}' where parameters have two versions", item_text(item))
+    return fail(item.at, "not supported: '{}' where parameters have several versions",
+                item_text(item))
         .with_note("what is of the whole step has no place between two steps that overlap");
   }
   static Status check_pair(const OrderItem& first, const OrderItem& second) {

@@ -165,7 +165,7 @@ std::vector<std::string> explain_cut(const Dag& dag, const Spoken& spoken,
     const char* when[] = {"for each pass", "for each microbatch", "once a step"};
     lines.push_back(fmt::format(
         "{} live in parts{}; they are gathered {}, {} bucket{} ahead, on stream '{}'{}",
-        cut.print("parameters"), dag.versions.empty() ? "" : ", those trained in two versions",
+        cut.print("parameters"), dag.versions.empty() ? "" : ", those trained in all versions",
         when[static_cast<size_t>(replicate.gather)], replicate.prefetch,
         replicate.prefetch == 1 ? "" : "s", replicate.gather_stream, gathered.halves));
   }

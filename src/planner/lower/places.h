@@ -20,7 +20,11 @@ struct Places {
         master_of(dag.graph.values.size()) {
     for (const Param& each : dag.graph.params) param[each.value.index()] = &each;
     for (const Part& each : dag.parts) part[each.value.index()] = &each;
-    for (const Version& each : dag.versions) newest_of[each.previous.index()] = each.newest;
+    // Of a chain the newest comes last.
+    for (auto each = dag.versions.rbegin(); each != dag.versions.rend(); ++each) {
+      const ValueId first = newest_of[each->newest.index()];
+      newest_of[each->previous.index()] = first.valid() ? first : each->newest;
+    }
     for (const Part& each : dag.parts)
       if (each.param.valid()) newest_of[each.value.index()] = newest_of[each.param.index()];
     for (const Copy& each : dag.copies) master_of[each.copy.index()] = each.master;

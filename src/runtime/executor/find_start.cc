@@ -181,8 +181,9 @@ Result<bool> CheckpointStates::fill(const Tensor& tensor, std::span<const std::s
                                     const Held& held, std::byte* to) const {
   // A tensor of the model has an initial value; states of an optimizer are filled.
   if (weights_only_ && tensor.init.empty()) return false;
-  // A version before the last update begins as its parameter does.
-  if (weights_only_ && tensor.previous_of >= 0) names = names.subspan(1);
+  // An older version begins as its parameter does.
+  if (weights_only_ && tensor.previous_of >= 0)
+    names = names.subspan(static_cast<size_t>(age_of_state(names[0])));
   for (const std::string& own : names) {
     // A copy in 16 bits has its parameter's names, and so its average.
     const bool is_averaged = averages_ && reader_.types().contains(own + kAverage);

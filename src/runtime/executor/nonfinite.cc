@@ -124,7 +124,7 @@ Status check_on_nan(const RunOptions& options, const PlanSet& set) {
     return usage("rollback needs a folder for checkpoints")
         .with_note("help: --checkpoint DIR, or --out DIR, with --every N");
   if (std::ranges::any_of(set.roles, [](const RoleProgram& role) { return role.steps_ahead > 0; }))
-    return usage("rollback is not supported where steps overlap (weight_versions: 2)");
+    return usage("rollback is not supported where steps overlap (weight_versions)");
   if (job.verify.against != VerifyAgainst::kNone)
     return usage(
         "rollback and --verify-against do not go together: what is compared with would "

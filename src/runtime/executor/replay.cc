@@ -97,7 +97,7 @@ Result<std::unique_ptr<Replay>> Replay::open(Executor::State& state, int64_t eve
     return fail("--replay is not supported {}", why).with_code(ExitCode::kUsage);
   };
   if (state.backend.is_asynchronous()) return refuse("on a GPU");
-  if (state.role->steps_ahead > 0) return refuse("where steps overlap (weight_versions: 2)");
+  if (state.role->steps_ahead > 0) return refuse("where steps overlap (weight_versions)");
   PIPER_TRY(check_closed(*state.source.set));
   std::unique_ptr<Replay> made(new Replay(state));
   made->every_ = every;

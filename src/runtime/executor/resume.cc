@@ -39,14 +39,14 @@ struct Loading {
 // Previous versions and loss scales depend on the strategy only: a resumed job may lack those of
 // the checkpoint, or have more.
 bool is_free(const std::string& name) {
-  return name.ends_with(".previous") || name == "loss_scale" || name == "loss_scale.good";
+  return age_of_state(name) > 0 || name == "loss_scale" || name == "loss_scale.good";
 }
 
 void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointReader& reader,
                bool weights_only, std::set<std::string>& used, Loading& loading) {
   std::vector<std::string> names = names_of_state(role, tensor);
   if (!used.insert(names[0]).second) return;
-  if (weights_only && tensor.previous_of >= 0) names.erase(names.begin());
+  if (weights_only) names.erase(names.begin(), names.begin() + role.age(tensor));
   const auto has = [&](const std::string& name) { return reader.types().contains(name); };
   const auto found = std::find_if(names.begin(), names.end(), has);
   if (found == names.end() || (weights_only && tensor.init.empty())) {
