@@ -441,14 +441,16 @@ TEST_P(Models, EqualTheSingleDeviceWithOlderVersions) {
         fmt::format("k={} {} pp={} dp={} mb={}", versions, cut + directives, s.pp, s.dp, s.mb));
     const auto compiled = compile_older(model, train, versions, cut, directives, s);
     ASSERT_TRUE(compiled) << print_error(compiled.error());
+    int64_t older = 0;
     for (const RoleProgram& role : compiled->set.roles) {
       std::vector<int64_t> bytes(static_cast<size_t>(versions));  // by age
       for (const Tensor& tensor : role.tensors)
         if (tensor.previous_of >= 0 && tensor.type.dtype != DType::kI64)
           bytes.at(static_cast<size_t>(role.age(tensor))) += tensor.type.bytes();
-      EXPECT_GT(bytes[1], 0);
       for (size_t age = 2; age < bytes.size(); ++age) EXPECT_EQ(bytes[age], bytes[1]) << age;
+      older += bytes[1];  // a stage may have no parameters
     }
+    EXPECT_GT(older, 0);
     const Status same = run_against(compiled->set, *compiled->single, model, 7);
     EXPECT_TRUE(same) << print_error(same.error());
     if (train == kAdamW) expect_same_when_queued(compiled->set, model, cut + directives);
