@@ -223,7 +223,6 @@ const std::map<std::string, std::string> kComparesNames = {
     {"compile/emit.cc", "writes updates as ONNX's optimizers"},
     {"compile/rate_curve.cc", "plots the learning rates of a plan"},
     {"dag/kept.cc", "casts of parameters, and the number of the step"},
-    {"dag/update_chunks.cc", "what rounds a next value follows it"},
     {"dag/update.cc", "takes the norm apart that clipping and loss scales read"},
     {"collectives/arithmetic.cc", "makes the programs that it runs"},
     {"dag/direction.cc", "the norm of all gradients is made of no single one"},

@@ -134,26 +134,21 @@ inline constexpr std::array<const char*, kNumInstructionKinds> kInstructionWords
   for (size_t i = 0; i < words.size(); ++i) words[i] = kInstructions[i].word;
   return words;
 }();
-constexpr const auto& names_of(InstructionKind) {
-  return kInstructionWords;
-}  // for lists of fields
-inline constexpr const InstructionDef& info(InstructionKind kind) {
+// For lists of fields.
+constexpr const auto& names_of(InstructionKind) { return kInstructionWords; }
+constexpr const InstructionDef& info(InstructionKind kind) {
   return kInstructions[static_cast<size_t>(kind)];
 }
-inline constexpr const char* to_string(InstructionKind kind) { return info(kind).word; }
-inline constexpr bool is_collective(InstructionKind kind) { return info(kind).noun != nullptr; }
-inline constexpr bool takes_index(InstructionKind kind) {
-  return info(kind).args == ArgForm::kRows;
-}
+constexpr const char* to_string(InstructionKind kind) { return info(kind).word; }
+constexpr bool is_collective(InstructionKind kind) { return info(kind).noun != nullptr; }
+constexpr bool takes_index(InstructionKind kind) { return info(kind).args == ArgForm::kRows; }
 // Returns whether args come in pairs: read, written. An index is after the only pair.
-inline constexpr bool takes_pairs(InstructionKind kind) {
+constexpr bool takes_pairs(InstructionKind kind) {
   return info(kind).args != ArgForm::kOwn && info(kind).args != ArgForm::kPieces;
 }
 // Returns whether it moves elements between its args as its group says: a collective, or a rank's
 // own part of a value.
-inline constexpr bool moves_by_group(InstructionKind kind) {
-  return info(kind).args != ArgForm::kOwn;
-}
+constexpr bool moves_by_group(InstructionKind kind) { return info(kind).args != ArgForm::kOwn; }
 // Returns the row whose `op` or `maximum_op` this is; null: the op is computed.
 const InstructionDef* find_instruction(std::string_view op);
 // The row whose `word` this is; null: there is none.

@@ -87,7 +87,7 @@ Status check_tag(const Strategy& strategy, const std::string& tag) {
 
 Status check_graph_of(const Graph& forward, const LocalSteps& local) {
   for (const Node& node : forward.nodes)
-    if (node.op == "Dropout" || node.op == "Random")
+    if (const OpDef* def = find_op(node.op); def != nullptr && def->draws >= 0)
       return not_supported(local.at, "a model that draws random numbers");
   if (!forward.updates.empty())
     return not_supported(local.at, "a model that keeps running statistics");
