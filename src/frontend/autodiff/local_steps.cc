@@ -14,8 +14,8 @@ std::string name_at(int64_t site, std::string_view name) {
   return fmt::format("site.{}.{}", site, name);
 }
 
-// Copies a forward graph site by site. What no site changes, as constants and frozen parameters, all
-// of them read.
+// Copies a forward graph site by site. What no site changes, as constants and frozen parameters,
+// all of them read.
 class SiteCopies {
  public:
   SiteCopies(const Graph& from, const std::string& tag) : from_(from) {
@@ -110,7 +110,8 @@ class OuterStep {
   Result<Graph> run() {
     const std::string first = name_at(0, "");
     for (const Param& param : from_.params)
-      if (!param.frozen && param.name.starts_with(first)) add(param, param.name.substr(first.size()));
+      if (!param.frozen && param.name.starts_with(first))
+        add(param, param.name.substr(first.size()));
     Graph& graph = backward_.graph;
     PIPER_ASSIGN(const std::vector<const ParamGroup*> groups, groups_of(graph, outer_.groups));
     const std::vector<bool> stacks = stacks_of(graph);
@@ -175,7 +176,8 @@ class OuterStep {
     if (tags.empty()) tags.emplace_back();
     return tags;
   }
-  // Returns what a region of a site adds to the gradient: its distance, times its share of the mean.
+  // Returns what a region of a site adds to the gradient: its distance, times its share of the
+  // mean.
   ValueId distance(const Param& of_site, ValueId outer, ValueId site,
                    const std::vector<int32_t>& tags, double share) {
     Builder build(backward_.graph);

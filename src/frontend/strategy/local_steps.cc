@@ -5,8 +5,7 @@
 namespace piper::fields {
 namespace {
 
-Status read_outer(const Field&, const yaml::Entry& entry, const Reading& reading,
-                  LocalSteps& out) {
+Status read_outer(const Field&, const yaml::Entry& entry, const Reading& reading, LocalSteps& out) {
   PIPER_ASSIGN(const Chosen chosen, read_chosen(entry, reading));
   out.outer.optimizer = chosen.spec;
   out.outer.groups = {chosen.group};

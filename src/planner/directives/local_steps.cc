@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "match.h"
+#include "piper/ir/ops.h"
 #include "piper/planner/directives.h"
 
 namespace piper {
@@ -110,8 +111,9 @@ Result<Strategy> place_sites(Strategy strategy) {
   PIPER_TRY(check_directives(strategy));
   PIPER_TRY(check_tag(strategy, local.over));
   if (strategy.global_batch == 0 && strategy.microbatch_size == 0)
-    return fail(local.at, "local_steps shares the samples of a step among its sites: how many are "
-                          "they?")
+    return fail(local.at,
+                "local_steps shares the samples of a step among its sites: how many are "
+                "they?")
         .with_note("help: train: {global_batch: 64}");
   const int64_t sites = sites_of(strategy);
   if (strategy.global_batch % sites != 0)
