@@ -1,7 +1,7 @@
 // Local steps: sites that train by themselves, joined by an outer optimizer, train as the plan for
 // one device does, which plays all sites; other outer optimizers and intervals do not.
-#include "equivalence/sample_jobs.h"
 #include "equivalence/jobs.h"
+#include "equivalence/sample_jobs.h"
 #include "piper/plan/verify.h"
 
 namespace piper {
@@ -20,7 +20,7 @@ std::string local_steps(int64_t every = kEvery, const char* momentum = "0.9") {
 
 struct Way {
   const char* name;
-  const char* text;             // before the directive
+  const char* text;  // before the directive
   const char* model = "mlp";
   const char* train = "optimizer: {adamw: {lr: 3e-3, weight_decay: 0.1}}";
   bool same_sums = true;  // as the single-device plan forms them
@@ -30,17 +30,19 @@ const Way kWays[] = {
     {"sites", "mesh: {site: 2}\ndirectives:\n"},
     {"four_sites", "mesh: {site: 4}\ndirectives:\n"},
     {"sgd", "mesh: {site: 2}\ndirectives:\n", "mlp", "optimizer: {sgd: {lr: 0.05}}"},
-    {"microbatches",
-     "mesh: {site: 2}\ndirectives:\n  - split: {dim: batch, into: 2, as: mb}\n"},
-    {"stages", "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
-               "directives:\n"},
+    {"microbatches", "mesh: {site: 2}\ndirectives:\n  - split: {dim: batch, into: 2, as: mb}\n"},
+    {"stages",
+     "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
+     "directives:\n"},
     {"dp", "include: <ddp>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"},
     {"zero1", "include: <zero1>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"},
     {"zero2", "include: <zero2>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"},
-    {"bf16", "include: <ddp>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"
-             "  - precision: {compute: bf16}\n"},
-    {"tied", "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
-             "directives:\n  - recompute: {where: {stage: 0}}\n",
+    {"bf16",
+     "include: <ddp>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"
+     "  - precision: {compute: bf16}\n"},
+    {"tied",
+     "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
+     "directives:\n  - recompute: {where: {stage: 0}}\n",
      "gpt"},
     {"tp", kTensor.c_str(), "gpt", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false}};
 
@@ -134,21 +136,22 @@ TEST(LocalStepsProof, FindsOuterUpdatesThatAreWrong) {
 
 class LocalStepsJobs : public SampleJobs {};
 
-// A job that ends between two outer updates goes on with other stages, and one that is killed from its
-// last checkpoint: both end with all states of one that ran on.
+// A job that ends between two outer updates goes on with other stages, and one that is killed from
+// its last checkpoint: both end with all states of one that ran on.
 TEST_F(LocalStepsJobs, GoOnElsewhereBetweenOuterUpdates) {
   const std::string train = "train: {global_batch: 12, optimizer: {adamw: {lr: 2e-3}}}\n";
-  compile("here", "mesh: {site: 2}\ndirectives:\n  - split: {dim: batch, into: 6, as: mb}\n" +
-                      local_steps(),
-          train);
+  compile(
+      "here",
+      "mesh: {site: 2}\ndirectives:\n  - split: {dim: batch, into: 6, as: mb}\n" + local_steps(),
+      train);
   compile("there",
           "include: <1f1b>\nparams: {stages: 2, microbatches: 6}\nmesh: {site: 2}\ndirectives:\n" +
               local_steps(),
           train);
   const auto all = run("there", "--steps 8 --checkpoint " + path("all")),
              part = run("here", "--steps 5 --checkpoint " + path("part")),
-             rest = run("there", "--steps 8 --resume " + path("part") + " --checkpoint " +
-                                     path("rest"));
+             rest = run("there",
+                        "--steps 8 --resume " + path("part") + " --checkpoint " + path("rest"));
   for (const auto& one : {all, part, rest}) ASSERT_EQ(one.first, 0) << one.second;
   const auto wanted = tensors_of("all");
   EXPECT_TRUE(tensors_of("rest") == wanted);
@@ -161,8 +164,8 @@ TEST_F(LocalStepsJobs, GoOnElsewhereBetweenOuterUpdates) {
   ASSERT_EQ(resumed.first, 0) << resumed.second;
   EXPECT_TRUE(tensors_of("killed") == wanted);
   // The control: without the outer states.
-  const auto fresh = run("there", "--steps 3 --init " + path("part") + " --checkpoint " +
-                                      path("fresh"));
+  const auto fresh =
+      run("there", "--steps 3 --init " + path("part") + " --checkpoint " + path("fresh"));
   ASSERT_EQ(fresh.first, 0) << fresh.second;
   EXPECT_FALSE(tensors_of("fresh") == wanted);
 }
@@ -178,8 +181,9 @@ TEST_F(LocalStepsJobs, AreCountedByTools) {
   };
   const auto proved = tool("piper-verify " + path("three"));
   EXPECT_EQ(proved.first, 0) << proved.second;
-  const auto simulated = tool(fmt::format("piper-sim {} --cluster {}/strategies/clusters/two-cores.yaml",
-                                          path("three"), PIPER_SOURCE_DIR));
+  const auto simulated =
+      tool(fmt::format("piper-sim {} --cluster {}/strategies/clusters/two-cores.yaml",
+                       path("three"), PIPER_SOURCE_DIR));
   EXPECT_EQ(simulated.first, 0) << simulated.second;
   EXPECT_NE(simulated.second.find("an update each 3 steps"), std::string::npos) << simulated.second;
   const auto differ = tool(fmt::format("piper-diff {} {}", path("three"), path("four")));

@@ -461,8 +461,9 @@ TEST(Schedules, LimitsThatLetNothingThroughAreErrors) {
   const auto tight = chain::schedule(*strategy, 4);
   ASSERT_FALSE(tight);
   EXPECT_EQ(tight.error().message, "policy: the limits let no microbatch through on pp=0");
-  EXPECT_EQ(tight.error().notes,
-            (std::vector<std::string>{"one microbatch holds 2 chunks there, and in_flight allows 1"}));
+  EXPECT_EQ(
+      tight.error().notes,
+      (std::vector<std::string>{"one microbatch holds 2 chunks there, and in_flight allows 1"}));
   policy.in_flight.reset();
   policy.memory = 8;
   const auto small = chain::schedule(*strategy, 4);

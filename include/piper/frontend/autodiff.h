@@ -23,9 +23,9 @@
 namespace piper {
 
 struct OptimizerSpec {
-  std::string name = "sgd";  // of the table of optimizers (piper/ir/optimizers.h)
-  Attrs settings;            // by key; what is absent has its default
-  int64_t count = 0;         // updates before step 0, of optimizers that count them
+  std::string name = "sgd";        // of the table of optimizers (piper/ir/optimizers.h)
+  Attrs settings;                  // by key; what is absent has its default
+  int64_t count = 0;               // updates before step 0, of optimizers that count them
   std::vector<DType> states = {};  // in which each is kept, of all or of one by one; empty: f32
   bool operator==(const OptimizerSpec&) const = default;
 };
@@ -60,8 +60,8 @@ const OptimizerSpec& optimizer_of(const ParamGroup& group, const TrainSpec& trai
 // for, a trained parameter without a group.
 Result<std::vector<const ParamGroup*>> groups_of(const Graph& graph,
                                                  const std::vector<ParamGroup>& groups);
-// Returns by parameter whether it has more than two dims, and ops multiply with each of the matrices
-// that the last two make: experts, but no kernels of convolutions.
+// Returns by parameter whether it has more than two dims, and ops multiply with each of the
+// matrices that the last two make: experts, but no kernels of convolutions.
 std::vector<bool> stacks_of(const Graph& graph);
 // Returns the elements of the first input of integers in a step, or else the samples.
 int64_t tokens_of_step(const Graph& graph);
@@ -115,8 +115,8 @@ Result<Graph> evaluated(Graph forward);
 Graph copy_for_sites(const Graph& forward, int64_t sites, const std::string& tag);
 // Makes of such copies the step that an outer optimizer takes (LocalSteps): it updates outer
 // parameters, which have the names and initial values of the model, by the mean over the sites of
-// their distance from those of a site, which then become what the outer ones are. Of the regions, by
-// `region_tags` of the graph, that read a parameter the first counts. It has no loss.
+// their distance from those of a site, which then become what the outer ones are. Of the regions,
+// by `region_tags` of the graph, that read a parameter the first counts. It has no loss.
 Result<Graph> outer_step(const Graph& copies, int64_t sites, const TrainSpec& outer,
                          std::span<const std::string> region_tags);
 // Returns K and NAME of "site.K.NAME"; nothing: it is another name.

@@ -7,10 +7,10 @@
 
 namespace piper {
 
-// Trains a copy of the model on each coordinate of a mesh axis, a *site*, with parameters, optimizer
-// states and samples of its own. After each `every` steps the outer optimizer updates the outer
-// parameters by their gradient, which is their distance from the mean over the sites, and all sites
-// go on with these (DiLoCo, Douillard et al., 2023).
+// Trains a copy of the model on each coordinate of a mesh axis, a *site*, with parameters,
+// optimizer states and samples of its own. After each `every` steps the outer optimizer updates the
+// outer parameters by their gradient, which is their distance from the mean over the sites, and all
+// sites go on with these (DiLoCo, Douillard et al., 2023).
 // - local_steps: {over: site, every: 8, outer: {sgd: {lr: 0.7, momentum: 0.9, nesterov: true}}}
 struct LocalSteps {
   std::string over;

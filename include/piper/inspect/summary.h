@@ -98,10 +98,10 @@ struct RoleSummary {
   std::vector<IssueSummary> issues;
   std::vector<StreamSummary> streams;  // on which something runs
   std::vector<OffloadSummary> offloads;
-  Settings train;                          // of the whole step: see Summary
-  Settings inputs;                         // "i64[16,128] from 0 to 255"
-  double flops = 0;                        // of a step
-  std::optional<double> evaluation_flops;  // of a batch, where the plans can evaluate
+  Settings train;                            // of the whole step: see Summary
+  Settings inputs;                           // "i64[16,128] from 0 to 255"
+  double flops = 0;                          // of a step
+  std::optional<double> evaluation_flops;    // of a batch, where the plans can evaluate
   int64_t outer_every = 0, outer_bytes = 0;  // steps between outer updates; what one of them sends
   int64_t elements = 0;
   int64_t weight_bytes = 0, optimizer_bytes = 0, constant_bytes = 0;

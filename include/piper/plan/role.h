@@ -173,8 +173,8 @@ struct RoleProgram {
   // The forward pass alone, of one batch, which writes no state: it may run wherever a step may
   // begin that no other overlaps with. Empty: the plan cannot evaluate.
   std::vector<Instruction> evaluation;
-  // Runs at the end of each step whose number, counted from 1, `outer_every` divides, as a step of its
-  // own: the outer optimizer. It reads no inputs and reports nothing. Empty: there is none.
+  // Runs at the end of each step whose number, counted from 1, `outer_every` divides, as a step of
+  // its own: the outer optimizer. It reads no inputs and reports nothing. Empty: there is none.
   std::vector<Instruction> outer;
   int64_t outer_every = 0;
   std::vector<Report> reports;

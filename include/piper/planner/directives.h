@@ -29,8 +29,9 @@ int64_t sites_of(const Strategy& strategy);
 // Adds the place of each site's ops, by the tag that has the name of its axis. Error: what does not
 // go with local steps.
 Result<Strategy> place_sites(Strategy strategy);
-// Makes a copy of the model for each site, and the step of the outer optimizer, whose ops are in the
-// regions, by `region_tags`, that read the parameters. Errors: random numbers, running statistics.
+// Makes a copy of the model for each site, and the step of the outer optimizer, whose ops are in
+// the regions, by `region_tags`, that read the parameters. Errors: random numbers, running
+// statistics.
 struct Sites {
   Graph forward, outer;
 };

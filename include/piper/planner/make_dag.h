@@ -28,7 +28,7 @@ struct DagSpec {
   std::vector<int32_t> group_of;                  // of another plan: sums are formed as there
   int64_t weight_versions = 1;                    // see Version
   std::map<std::string, ReadInBlocks> in_blocks;  // by parameter; of a plan that gathers nothing
-  bool keeps_copies = true;       // of parameters that microbatches cast (Dag::copies)
+  bool keeps_copies = true;  // of parameters that microbatches cast (Dag::copies)
   Variants variants;
 };
 

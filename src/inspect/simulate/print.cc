@@ -65,11 +65,12 @@ void print_head(const PlanSet& set, const StepReport& report, const MachineFacts
                           report.step > 0 ? report.evaluation / report.step : 0));
   if (report.outer > 0) {
     const OuterTraffic outer = outer_traffic(set);
-    lines.add("outer", human_seconds(report.outer),
-              fmt::format("an update each {} steps: {} a step on average; a rank sends at most {}, "
-                          "{} a step on average",
-                          outer.every, human_seconds(report.outer / static_cast<double>(outer.every)),
-                          human_bytes(outer.bytes), human_bytes(outer.bytes / outer.every)));
+    lines.add(
+        "outer", human_seconds(report.outer),
+        fmt::format("an update each {} steps: {} a step on average; a rank sends at most {}, "
+                    "{} a step on average",
+                    outer.every, human_seconds(report.outer / static_cast<double>(outer.every)),
+                    human_bytes(outer.bytes), human_bytes(outer.bytes / outer.every)));
   }
   lines.add("bound", human_seconds(report.bound),
             fmt::format("the busiest device computes so long: no order of its work is shorter; the "

@@ -93,7 +93,8 @@ class TrainingFinder {
       if (op.op == "LossScale" && !op.inputs.empty()) static_scale(op.inputs[0]);
       if (op.op == "NextLossScale") dynamic_scale(op);
       const OptimizerDef* optimizer = find_optimizer(op);
-      if (optimizer && op.inputs.size() > 2 + count_states(*find_op(op.op), op.attrs)) update(*optimizer, op);
+      if (optimizer && op.inputs.size() > 2 + count_states(*find_op(op.op), op.attrs))
+        update(*optimizer, op);
     }
   }
 

@@ -19,7 +19,7 @@ std::string_view outer_name(std::string_view name) {
   name.remove_prefix(kSite.size());
   const size_t digits = name.find_first_not_of("0123456789");
   return digits == 0 || digits == name.npos || name[digits] != '.' ? std::string_view()
-                                                                    : name.substr(digits + 1);
+                                                                   : name.substr(digits + 1);
 }
 
 // Returns the facts of a role that do not depend on other roles.

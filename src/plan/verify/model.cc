@@ -351,8 +351,8 @@ void add_section(const char* name, VerifyReport of_section, VerifyReport& report
     report.findings.push_back({std::move(finding.rule), fmt::format("{}: {}", name, finding.text)});
 }
 
-// Says of roles with sections beside the steps what the rules read of the plans that these are taken
-// apart into cannot say.
+// Says of roles with sections beside the steps what the rules read of the plans that these are
+// taken apart into cannot say.
 void check_whole(const PlanSet& set, VerifyReport& report) {
   Findings findings(report);
   const bool evaluates = piper::evaluates(set);
@@ -385,8 +385,8 @@ Status verify_section(const PlanSet& set, const PlanSet* one_device, const char*
                       VerifyReport& report) {
   const bool compares = one_device != nullptr && has(*one_device);
   if (one_device != nullptr && has(set) != compares)
-    report.findings.push_back({"single", fmt::format("{}: {} has none", name,
-                                                     compares ? "the plan" : "one device")});
+    report.findings.push_back(
+        {"single", fmt::format("{}: {} has none", name, compares ? "the plan" : "one device")});
   if (!has(set)) return ok_status();
   std::optional<PlanSet> single;
   if (compares) single = take(*one_device);
@@ -405,9 +405,8 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_devi
   if (one_device != nullptr) PIPER_TRY(check_shared(*one_device));
   std::optional<PlanSet> single;
   if (one_device != nullptr) single = steps_of(*one_device);
-  PIPER_ASSIGN(VerifyReport report,
-               verify_steps(steps_of(set), single ? &*single : nullptr,
-                            {.is_apart = updates_outer(set)}));
+  PIPER_ASSIGN(VerifyReport report, verify_steps(steps_of(set), single ? &*single : nullptr,
+                                                 {.is_apart = updates_outer(set)}));
   check_whole(set, report);
   if (one_device != nullptr && outer_every(set) != outer_every(*one_device))
     report.findings.push_back({"single", fmt::format("outer updates run each {} steps, not each {}",

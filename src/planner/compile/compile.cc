@@ -121,8 +121,8 @@ Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
   if (making.is_outer) {
     cuts = cuts_of_outer(graph, making);
   } else {
-    PIPER_ASSIGN(cuts, apply_shard(graph, making.strategy, of_batch, making.variables,
-                                   making.explain()));
+    PIPER_ASSIGN(cuts,
+                 apply_shard(graph, making.strategy, of_batch, making.variables, making.explain()));
   }
   for (AxisCut cut : cuts) {
     if (making.evaluates) seed_kept(graph, making, cut);
@@ -351,7 +351,8 @@ Status add_local_steps(const Cut& cut, const Making& making, Lowered& made) {
   for (RoleProgram& role : made.roles)
     for (DataInput& input : role.inputs)
       if (auto site = site_of(input.name))
-        input.data = site->second, input.share = site->first, input.shares = sites_of(making.strategy);
+        input.data = site->second, input.share = site->first,
+        input.shares = sites_of(making.strategy);
   Cut whole = cut;  // of no samples
   whole.microbatches = whole.replicas = 1;
   whole.rounds.clear(), whole.rounds_of.clear(), whole.lines_of.clear();

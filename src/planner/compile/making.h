@@ -34,11 +34,11 @@ struct Making {
   std::map<std::string, std::vector<AxisLayout>>& lie;
   // By parameter: how the strategy's plan gathers it in blocks; the reference plans round it so.
   std::map<std::string, ReadInBlocks>& in_blocks;
-  const Graph* outer = nullptr;       // the step between local steps; null: there is none
-  Summing* of_outer = nullptr;        // as `summing`
-  bool is_outer = false;              // it makes that step, of one that is made already
-  bool evaluates = false;    // it makes the forward pass alone, of a step that is made already
-  Explanations unsaid = {};  // of reference plans: not shown
+  const Graph* outer = nullptr;  // the step between local steps; null: there is none
+  Summing* of_outer = nullptr;   // as `summing`
+  bool is_outer = false;         // it makes that step, of one that is made already
+  bool evaluates = false;        // it makes the forward pass alone, of a step that is made already
+  Explanations unsaid = {};      // of reference plans: not shown
 
   bool is_oracle() const { return target != Target::kStrategy; }
   // The schedule is the strategy's: that of a forward pass is the list scheduler's.

@@ -52,8 +52,8 @@ class Direction {
   }
 
   // Finds the states that can be kept in runs: those of the parameter's shape whose next value is
-  // made of runs. Factors of a moment may have that shape, too, where the parameter has a dim of one
-  // element, but are made of whole tensors.
+  // made of runs. Factors of a moment may have that shape, too, where the parameter has a dim of
+  // one element, but are made of whole tensors.
   void find_flat() {
     std::vector<StateUpdate> updates;
     for (const StateUpdate& update : graph_.updates)

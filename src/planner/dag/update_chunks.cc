@@ -68,8 +68,7 @@ class UpdateNodes {
   bool reads_alone(NodeId reader, ValueId value) const {
     const std::vector<ValueId>& inputs = graph_.node(reader).inputs;
     return std::all_of(inputs.begin(), inputs.end(), [&](ValueId input) {
-      return input == value ||
-             (input.valid() && graph_.value(input).kind == ValueKind::kConstant);
+      return input == value || (input.valid() && graph_.value(input).kind == ValueKind::kConstant);
     });
   }
   size_t stage_of(ValueId value) const {

@@ -120,8 +120,8 @@ class Joiner {
       if (known != nullptr) {
         if (std::tie(known->type, known->cuts, known->whole, known->init) !=
             std::tie(tensor.type, tensor.cuts, tensor.whole, tensor.init))
-          return fail("'{}' lies differently in a step and in {}",
-                      quote_control(tensor.name), is_outer_ ? "an outer update" : "an evaluation")
+          return fail("'{}' lies differently in a step and in {}", quote_control(tensor.name),
+                      is_outer_ ? "an outer update" : "an evaluation")
               .with_code(ExitCode::kRefused);
         buffer_[b] = buffer_of(*known);
         continue;
