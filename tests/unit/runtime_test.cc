@@ -537,9 +537,11 @@ TEST(Verify, NamesASmallEps) {
           "rounding, as that of a key's bias, its step is no smaller, and differs from "
           "one cut of the batch to the next",
           "help: compare with 'eps: 1e-06', or with sgd"}));
-  EXPECT_TRUE(compare(VerifyAgainst::kUncut, changed_oracle(1.5f)).error().notes.empty());
-  EXPECT_TRUE(
-      compare(VerifyAgainst::kUncut, with_adam(changed_oracle(1.5f), 1e-6)).error().notes.empty());
+  for (const PlanSet& reference : {changed_oracle(1.5f), with_adam(changed_oracle(1.5f), 1e-6)}) {
+    const Status far = compare(VerifyAgainst::kUncut, reference);
+    ASSERT_EQ(far.error().notes.size(), 1U);
+    EXPECT_TRUE(far.error().notes[0].starts_with("help: '--param-bound' sets the bound"));
+  }
   EXPECT_TRUE(
       compare(VerifyAgainst::kSingle, with_adam(changed_oracle(1.5f), 1e-8)).error().notes.empty());
 }

@@ -131,10 +131,14 @@ class Parser {
     // The last of a chain of 'else if'.
     Statement* last = before.empty() ? nullptr : &before.back();
     while (last && last->chains) last = &last->otherwise.back();
-    if (!last || last->kind != Statement::Kind::kIf || !last->otherwise.empty())
-      return fail(here(piece, piece.begin, 4), "this 'else' has no 'if' before it")
-          .with_note(
-              "help: a ';' ends an 'if'; items of one branch stand side by side: 'if c: F F'");
+    const auto is_if = [](const Statement& one) { return one.kind == Statement::Kind::kIf; };
+    if (!last || !is_if(*last) || !last->otherwise.empty()) {
+      Error error = fail(here(piece, piece.begin, 4), "this 'else' has no 'if' before it");
+      if (last && !is_if(*last) && std::any_of(before.begin(), before.end(), is_if))
+        error.notes.push_back(
+            "help: a ';' ends an 'if'; items of one branch stand side by side: 'if c: F F'");
+      return error;
+    }
     const size_t next = skip(piece, piece.begin + 4);
     if (word(piece, next) != "if") {
       PIPER_ASSIGN(last->otherwise, body(piece, piece.begin + 4));
