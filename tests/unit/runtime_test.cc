@@ -538,7 +538,8 @@ TEST(Verify, NamesASmallEps) {
           "one cut of the batch to the next",
           "help: compare with 'eps: 1e-06', or with sgd"}));
   for (const PlanSet& reference : {changed_oracle(1.5f), with_adam(changed_oracle(1.5f), 1e-6)}) {
-    const Status far = compare(VerifyAgainst::kUncut, reference);
+    const auto far = compare(VerifyAgainst::kUncut, reference);
+    ASSERT_FALSE(far);
     ASSERT_EQ(far.error().notes.size(), 1U);
     EXPECT_TRUE(far.error().notes[0].starts_with("help: '--param-bound' sets the bound"));
   }
