@@ -70,7 +70,7 @@ inline constexpr int32_t kEarliest = INT32_MAX;
 
 struct Task {
   // Pairs of kReduceScatter, kAllGather and kOwnPart are items read and written one by one. Tasks
-  // of kAllToAll, kRotate, kDispatch and kCombine are within computations only, none is
+  // of kinds that the table of instructions calls `within` are within computations only; none is
   // kPosition.
   InstructionKind kind = InstructionKind::kCompute;
   TaskPass pass = TaskPass::kMove;

@@ -130,7 +130,7 @@ Way collective_way(const Cluster& cluster, const Spread& group, const ClusterDev
   if (group.members == 1) return {};
   const InstructionKind kind = one.kind;
   if (one.fast && info(kind).adds) return fast_sum(cluster, group, kind, bytes);
-  if (kind == InstructionKind::kRotate) return neighbours(cluster, group, bytes);
+  if (info(kind).args == ArgForm::kTurns) return neighbours(cluster, group, bytes);
   const auto members = static_cast<double>(group.members);
   const double others = (members - 1) / members;
   // Where a library adds up it gathers, too, by a ring as that of a reduce-scatter.
