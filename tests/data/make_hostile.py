@@ -182,7 +182,7 @@ def role(**changes):
     made.streams.add(name=b"compute")
     made.mesh.add(name=b"dp", size=1)
     f32 = plan_pb2.TensorType(dtype=0, shape=[4, 2])
-    made.inputs.add(name=b"x", type=f32, batch_dim=0, low=0, high=-1)
+    made.inputs.add(name=b"x", type=f32, batch_dim=0, low=0, high=-1, share=0, shares=1)
     for i, name in enumerate((b"w", b"x", b"y")):
         made.tensors.add(name=name, type=f32, kind=0 if i == 0 else 2, part_of=-1, previous_of=-1, copy_of=-1)
         made.buffers.add(tensor=i, micro=-1, offset=256 * i)
@@ -261,6 +261,12 @@ def plan_files():
         kind=5, program=-1, args=[1, 2], group=0, communicator=0, stage=-1, micro=-1, micros=1,
         blocks=plan_pb2.Blocks(dim=-2 ** 31, outer=-2 ** 63))))
     put("input_without_a_name", lambda r: setattr(r.inputs[0], "name", b""))
+    put("share_beyond_the_shares", lambda r: setattr(r.inputs[0], "share", 2 ** 63 - 1))
+    put("share_before_the_first", lambda r: setattr(r.inputs[0], "share", -2 ** 63))
+    put("shares_without_end", lambda r: setattr(r.inputs[0], "shares", 2 ** 63 - 1))
+    put("no_shares", lambda r: setattr(r.inputs[0], "shares", 0))
+    put("outer_steps_before_the_first", lambda r: (r.outer.append(r.body[1]), setattr(r, "outer_every", -2 ** 63)))
+    put("outer_steps_of_nothing", lambda r: setattr(r, "outer_every", 2 ** 63 - 1))
     put("batch_dim_of_no_dim", lambda r: setattr(r.inputs[0], "batch_dim", 2 ** 31 - 1))
     put("unknown_kind", lambda r: setattr(r.body[1], "kind", 2 ** 31 - 1))
     put("sends_to_nobody", lambda r: (to_another(r), r.body.add(kind=2, program=-1, args=[1], peer=[2 ** 31 - 1], group=-1)))

@@ -125,7 +125,7 @@ Status check_role(const RoleProgram& role) {
     for (const Report& report : *reports) PIPER_TRY(check_report(role, report));
   if (role.evaluation.empty() != role.evaluation_reports.empty())
     return bad("an evaluation reports something, and nothing else does");
-  if (role.outer.empty() != (role.outer_every == 0))
+  if (role.outer_every < 0 || role.outer.empty() != (role.outer_every == 0))
     return bad("an outer update runs each {} steps, and has {} instructions", role.outer_every,
                role.outer.size());
   if (!role.outer.empty() && role.steps_ahead > 0)
