@@ -1,6 +1,6 @@
 // Parameters that travel in 8 bits, in blocks with a scale each: the plans train as those for one
 // device, which round at the same places, and a plan that rounds otherwise is refused.
-#include "equivalence/jobs.h"
+#include "equivalence/entries.h"
 #include "piper/plan/flops.h"
 #include "piper/plan/verify.h"
 
@@ -13,17 +13,11 @@ const std::string kInt8 = "gather: {dtype: int8, lossy: true}",
                   kFloat8 = "gather: {dtype: float8, block: 32, lossy: true}",
                   kParts = "shard: [optimizer, gradients, parameters]";
 
-struct Case {
-  const char* name;
-  std::string mesh, text;
-  int64_t microbatches = 2;
-};
-
 std::string over(const std::string& axis, const std::string& rest) {
   return fmt::format("  - replicate: {{over: {}, {}}}\n", axis, rest);
 }
 
-const Case kCases[] = {
+const Entries kCases[] = {
     {"zero1", "dp: 4", over("dp", "shard: [optimizer], " + kInt8)},
     {"zero1_float8", "dp: 2", over("dp", "bucket: 1MiB, shard: [optimizer], " + kFloat8)},
     {"zero2", "dp: 4", over("dp", "shard: [optimizer, gradients], " + kInt8)},
@@ -49,31 +43,13 @@ const Case kCases[] = {
     {"reduced_in_bf16", "dp: 4", over("dp", kParts + ", reduce: {dtype: bf16}, " + kInt8)},
 };
 
-std::string text_of(const Case& of, int64_t pp) {
-  return fmt::format(
-      "piper: 1\nmesh: {{pp: {0}, {1}}}\nannotate: [{{balance: {{tag: stage, into: {0}}}}}]\n"
-      "directives:\n  - split: {{dim: batch, into: {3}}}\n"
-      "  - place: {{where: {{stage: s}}, on: {{pp: s}}}}\n{2}",
-      pp, of.mesh, of.text, of.microbatches);
-}
-
 Result<Compiled> compiled_with_oracles(const std::string& model, const std::string& text) {
   CompileOptions options;
   options.oracles = true;
   return compile_text(model, text, kAdamW, options);
 }
 
-Result<JobResult> train_beside_single(const Compiled& compiled, const char* model, int64_t steps) {
-  PIPER_ASSIGN(const auto data, open_batches(compiled.set, model));
-  PIPER_ASSIGN(const auto reference_data, open_batches(*compiled.single, model));
-  JobOptions job;
-  job.steps = steps;
-  job.threads = 1;
-  job.verify.against = VerifyAgainst::kSingle;
-  return run_job(compiled.set, data.get(), &*compiled.single, reference_data.get(), job);
-}
-
-class InBlocksCase : public ::testing::TestWithParam<Case> {};
+class InBlocksCase : public ::testing::TestWithParam<Entries> {};
 
 TEST_P(InBlocksCase, TrainsAsOneDeviceBitForBit) {
   NEED_MODEL("mlp");
@@ -95,7 +71,8 @@ TEST(InBlocks, TrainLanguageModelsAsOneDevice) {
   NEED_MODEL("gpt-deep");
   for (const char* precision : {"", "  - precision: {compute: bf16}\n"})
     for (const std::string& how : {kInt8, kFloat8}) {
-      const Case of{"", "dp: 2", precision + over("dp", "bucket: 64KiB, " + kParts + ", " + how)};
+      const Entries of{"", "dp: 2",
+                       precision + over("dp", "bucket: 64KiB, " + kParts + ", " + how)};
       const auto compiled = compiled_with_oracles("gpt-deep", text_of(of, 1));
       ASSERT_TRUE(compiled) << print_error(compiled.error());
       const auto result = train_beside_single(*compiled, "gpt-deep", 4);
@@ -112,10 +89,10 @@ TEST(InBlocks, BesideTensorParallelismTrainAsOneDevice) {
     for (const std::string& states : {std::string("shard: [optimizer]"), kParts}) {
       if (tp == 3 && states != kParts) continue;
       SCOPED_TRACE(fmt::format("tp={} {}", tp, states));
-      const Case of{"", fmt::format("dp: 2, tp: {}", tp),
-                    "  - precision: {compute: f64}\n" +
-                        (tp == 3 ? rows : rows + std::string(kGptTensor)) +
-                        over("dp", "bucket: 64KiB, " + states + ", " + kInt8)};
+      const Entries of{"", fmt::format("dp: 2, tp: {}", tp),
+                       "  - precision: {compute: f64}\n" +
+                           (tp == 3 ? rows : rows + std::string(kGptTensor)) +
+                           over("dp", "bucket: 64KiB, " + states + ", " + kInt8)};
       const auto compiled = compiled_with_oracles("gpt-deep", text_of(of, 1));
       ASSERT_TRUE(compiled) << print_error(compiled.error());
       const auto want = train(*compiled->uncut, "gpt-deep", 4),

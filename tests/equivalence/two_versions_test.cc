@@ -232,15 +232,25 @@ TEST_P(Models, EqualTheSingleDeviceWithMessagesOnStreams) {
 
 // ---- States cut over the replicas ---------------------------------------------------------------
 
-Result<Compiled> compile_cut(const std::string& model, const std::string& train,
-                             const std::string& shard, const Sizes& s) {
+// Compiles the library's order with k versions, these keys of its entry of replicas, and further
+// directives.
+Result<Compiled> compile_older(const std::string& model, const std::string& train, int64_t versions,
+                               const std::string& cut, const std::string& directives,
+                               const Sizes& s) {
   std::string text = library_text("pipedream-2bw");
-  const std::string bucket = "bucket: 25MiB";
-  text.replace(text.find(bucket), bucket.size(), "bucket: 1KiB, shard: " + shard);
+  const std::string two = "weight_versions: 2", bucket = "bucket: 25MiB";
+  text.replace(text.find(two), two.size(), fmt::format("weight_versions: {}", versions));
+  text.replace(text.find(bucket), bucket.size(), "bucket: 1KiB" + cut);
+  text += directives;
   CompileOptions options;
   options.defines = definitions_of(text, {s.pp, s.dp, s.mb});
   options.oracles = true;
   return compile_text(model, text, train, options);
+}
+
+Result<Compiled> compile_cut(const std::string& model, const std::string& train,
+                             const std::string& shard, const Sizes& s) {
+  return compile_older(model, train, 2, ", shard: " + shard, "", s);
 }
 
 TEST_P(Models, EqualTheSingleDeviceWithStatesCut) {
@@ -404,21 +414,6 @@ TEST_P(Models, APartOfTheOtherVersionIsSeen) {
 }
 
 // ---- More than two versions ---------------------------------------------------------------------
-
-// The library's order with k versions, and these keys of its sum over replicas.
-Result<Compiled> compile_older(const std::string& model, const std::string& train, int64_t versions,
-                               const std::string& cut, const std::string& directives,
-                               const Sizes& s) {
-  std::string text = library_text("pipedream-2bw");
-  const std::string two = "weight_versions: 2", bucket = "bucket: 25MiB";
-  text.replace(text.find(two), two.size(), fmt::format("weight_versions: {}", versions));
-  text.replace(text.find(bucket), bucket.size(), "bucket: 1KiB" + cut);
-  text += directives;
-  CompileOptions options;
-  options.defines = definitions_of(text, {s.pp, s.dp, s.mb});
-  options.oracles = true;
-  return compile_text(model, text, train, options);
-}
 
 TEST_P(Models, EqualTheSingleDeviceWithOlderVersions) {
   const std::string model = GetParam();

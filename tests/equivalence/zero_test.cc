@@ -1,6 +1,6 @@
 // ZeRO: whatever of the training state is cut over the replicas, and however often it travels, the
 // model trains as on one device with the same cut of the batch.
-#include "equivalence/jobs.h"
+#include "equivalence/entries.h"
 
 namespace piper {
 namespace {
@@ -170,13 +170,6 @@ TEST(ZeroNested, EqualsOneDeviceBitForBit) {
 
 // ---- Entries of `replicate` by kind of state and by parameter -----------------------------------
 
-struct Entries {
-  const char* name;
-  const char* mesh;  // beside pp
-  const char* text;
-  int microbatches = 2;
-};
-
 const Entries kEntries[] = {
     {"inside_nodes", "node: 2, gpu: 2",
      "  - replicate: {over: node, shard: [optimizer, gradients]}\n"
@@ -235,25 +228,6 @@ const Entries kEntries[] = {
      "  - precision: {compute: bf16}\n"
      "  - replicate: {over: node, shard: [optimizer]}\n"
      "  - replicate: {over: gpu, shard: [optimizer]}\n"}};
-
-std::string text_of(const Entries& of, int64_t pp) {
-  return fmt::format(
-      "piper: 1\nmesh: {{pp: {0}, {1}}}\nannotate: [{{balance: {{tag: stage, into: {0}}}}}]\n"
-      "directives:\n  - split: {{dim: batch, into: {3}}}\n"
-      "  - place: {{where: {{stage: s}}, on: {{pp: s}}}}\n{2}",
-      pp, of.mesh, of.text, of.microbatches);
-}
-
-// Trains the plans and compares each step with the plan for one device.
-Result<JobResult> train_beside_single(const Compiled& compiled, const char* model, int64_t steps) {
-  PIPER_ASSIGN(const auto data, open_batches(compiled.set, model));
-  PIPER_ASSIGN(const auto reference_data, open_batches(*compiled.single, model));
-  JobOptions job;
-  job.steps = steps;
-  job.threads = 1;
-  job.verify.against = VerifyAgainst::kSingle;
-  return run_job(compiled.set, data.get(), &*compiled.single, reference_data.get(), job);
-}
 
 class ZeroEntries : public ::testing::TestWithParam<Entries> {};
 
