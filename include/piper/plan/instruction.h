@@ -134,7 +134,7 @@ inline constexpr std::array<const char*, kNumInstructionKinds> kInstructionWords
   for (size_t i = 0; i < words.size(); ++i) words[i] = kInstructions[i].word;
   return words;
 }();
-// For lists of fields.
+// Lists of fields print and read a kind by these words.
 constexpr const auto& names_of(InstructionKind) { return kInstructionWords; }
 constexpr const InstructionDef& info(InstructionKind kind) {
   return kInstructions[static_cast<size_t>(kind)];

@@ -1,4 +1,4 @@
-// Blocks of numbers in 8 bits.
+// Puts numbers into blocks of 8 bits, and takes them out.
 #include "piper/base/scaled.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ float float8_number(uint32_t code) {
   return std::bit_cast<float>((code + (120U << 3)) << 20);
 }
 
-// Elements of a block as floats.
+// Reads the elements of a block as floats.
 void widen(DType dtype, const std::byte* from, int64_t count, float* to) {
   if (dtype == DType::kF32)
     std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));

@@ -1,4 +1,4 @@
-// Numbers in 8 bits, in blocks with a scale each.
+// Has the kernels of numbers in 8 bits, in blocks with a scale each.
 #include "families.h"
 #include "piper/base/float16.h"
 #include "piper/base/scaled.h"

@@ -7,7 +7,7 @@
 namespace piper {
 namespace {
 
-// As many as a plan may keep.
+// A plan may keep as many (plan/bundle/check_tensors.cc).
 constexpr int64_t kMostVersions = 64;
 
 Status read_versions(const yaml::Entry* versions, const Scope& scope, Strategy& out) {

@@ -70,7 +70,8 @@ class Direction {
     } while (updates.size() != before);
   }
 
-  // What an op makes of runs element by element is a run.
+  // Finds the values of which a rank can have a run: an op makes one that takes runs element by
+  // element.
   void find_flat_values() {
     flat_ = {cut_.gradient};
     if (!cut_.is_kept) flat_.insert(cut_.param);
