@@ -1,5 +1,5 @@
-"""piper-run evaluates what PyTorch does after module.eval(): GPT-2 and Llama of the transformers library and a network with batch norms, exported
-as they train, with dropout; before training, and after some steps, when what Piper has saved is loaded into the module.
+"""piper-run evaluates what PyTorch does after module.eval(): GPT-2 and Llama of the transformers library, networks with batch norms and with what else has
+a way of its own then, exported as they train, with dropout; before training, and after some steps, when what Piper has saved is loaded into the module.
 
   evaluation_test.py ROOT BIN    77 where no python here has PyTorch; one that PYTHON names serves
 """
@@ -48,6 +48,25 @@ class Norms(nn.Module):
         x = self.table(input_ids)
         for block in self.h:
             x = x + block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+class Rare(nn.Module):
+    """Dropout of channels and that of self-normalizing networks, and instance norms with running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(VOCABULARY, 16), nn.Linear(16, VOCABULARY)
+        self.linears = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+        self.norms = nn.ModuleList([nn.InstanceNorm1d(TIME, affine=True, track_running_stats=True), nn.InstanceNorm1d(TIME, track_running_stats=True)])
+        self.dropped = nn.ModuleList([nn.Dropout1d(0.2), nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)])
+
+    def forward(self, input_ids, labels):
+        x = self.table(input_ids)
+        for linear, norm in zip(self.linears, self.norms):
+            x = x + norm(linear(x))
+        for dropout in self.dropped:
+            x = x + dropout(x).tanh()
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 
@@ -104,7 +123,7 @@ def compare(name, make, folder):
     before = {key: value.clone() for key, value in module.state_dict().items()}
     write(folder / "training.safetensors", training)
     write(folder / "valid.safetensors", valid)
-    worst, count = 0, "1" if name == "norms" else "2"  # which need all samples at once
+    worst, count = 0, "1" if name in ("norms", "rare") else "2"  # which need all samples at once
     for strategy, text in STRATEGIES.items():
         (folder / "strategy.yaml").write_text(f"piper: 1\n{text.replace('COUNT', count)}train: {{global_batch: {BATCH}, optimizer: {{sgd: {{lr: 0.1}}}}}}\n")
         plans, saved, metrics = folder / strategy, folder / f"{strategy}.safetensors", folder / f"{strategy}.jsonl"
@@ -126,6 +145,6 @@ def compare(name, make, folder):
     print(f"{name}: within {worst:.1e} of PyTorch before training and after it")
 
 
-for name, make in (("gpt2", gpt2), ("llama", llama), ("norms", Norms)):
+for name, make in (("gpt2", gpt2), ("llama", llama), ("norms", Norms), ("rare", Rare)):
     with tempfile.TemporaryDirectory() as folder:
         compare(name, make, pathlib.Path(folder))

@@ -307,6 +307,48 @@ class Experts(nn.Module):
         return F.cross_entropy(self.model(input_ids=ids).logits.flatten(0, 1), labels.flatten())
 
 
+class Hooked(nn.Module):
+    """Has something called with gradients, or with what a layer returns."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.fc, self.last, self.kind, nothing = nn.Linear(4, 4), nn.Linear(4, 4), kind, lambda *values: None
+        if kind == "post":
+            self.fc.weight.register_post_accumulate_grad_hook(nothing)
+        if kind == "layer":
+            self.fc.register_full_backward_hook(nothing)
+        if kind == "forward":
+            self.fc.register_forward_hook(lambda layer, args, out: out * 2)
+        if kind in ("weight", "gone"):
+            hook = self.fc.weight.register_hook(self.halved)
+            if kind == "gone":
+                hook.remove()
+
+    @staticmethod
+    def halved(gradient):
+        return gradient / 2
+
+    def forward(self, x):
+        h = self.fc(x)
+        if self.kind == "result":
+            h.register_hook(self.halved)
+        return F.mse_loss(self.last(h).tanh(), x)
+
+
+class Modes(nn.Module):
+    """Does otherwise when it is evaluated; where `drops`, dropout of channels, which is none then."""
+
+    def __init__(self, drops=False):
+        super().__init__()
+        self.fc, self.drops = nn.Linear(4, 4), drops
+
+    def forward(self, x):
+        h = self.fc(x.unsqueeze(1))
+        if self.drops:
+            return F.dropout1d(h, 0.3, self.training, True).square().mean() + F.alpha_dropout(h).mean()
+        return (h * 2 if self.training else h).square().mean()
+
+
 class Fixed(nn.Module):
     """Of a number of samples that Python has."""
 
@@ -405,6 +447,15 @@ def main():
         labels = torch.tensor([[1, 1], [2, 3], [4, 1], [1, 2]])
         cases.append((said(Speech(), (torch.randn(4, 6, 4), labels, torch.tensor([2, 1, 0, 2])), path), ["elements\n  one step", "is one of PyTorch: loss"]))
         cases.append((said(Fixed(), (torch.randn(4, 4),), path), ["the batch stays 4", "as len(x) does, and x.shape[0] does not", "is one of PyTorch"]))
+        for kind, words in dict(weight="'Hooked.halved' on 'fc.weight'", post="on 'fc.weight'", layer="on 'fc'", result="'Hooked.halved' on a tensor of forward").items():
+            cases.append((said(Hooked(kind), (batches[0],), path), ["refused: the hook", words, "requires_grad_(False)"]))
+        for kind in "forward", "gone":
+            cases.append((said(Hooked(kind), (batches[0],), path), ["is one of PyTorch: loss"]))
+        cases.append((said(Modes(), (batches[0],), path), ["is one of PyTorch", "warning: piperc --eval evaluates another model than Modes is after eval()"]))
+        cases.append((said(Modes().eval(), (batches[0],), path), ["is one of PyTorch"]))
+        dropped = said(Modes(drops=True), (batches[0],), path)
+        cases.append((dropped, ["is one of PyTorch, with its dropout off"]))
+        assert not any("warning" in text for text in (cases[-2][0], dropped)), "evaluated otherwise"
         for case in range(12):
             assert_ctc_is_that_of_torch(case)
         cases.append((said(Strides(), (torch.randn(4, 4, 3),), path), ["is one of PyTorch: loss"]))

@@ -9,9 +9,10 @@ import torch
 import torch.nn.attention
 from torch.utils import _pytree as pytree
 
+from .arguments import find_loss, output_names
 from .errors import Differs, NotExported, first_line
 from .kept import copy_of
-from .programs import loss_of_file, train_in_piper
+from .programs import evaluate_in_piper, loss_of_file, train_in_piper
 from .watching import Watch, experts_in_batches, quietly
 
 # Between a tensor of Piper's step and of PyTorch's, of the largest number in it. Files hold their constants in float32.
@@ -22,6 +23,61 @@ NUDGES = 1 + 2**-20, 1 - 2**-21
 
 def compare_with_pytorch(job, path, tools):
     """What is to be said of the file that `job` has written to `path`; Differs where it trains another model."""
+    said = compare_training(job, path, tools)
+    if job.loss is None or not any(part.training for part in job.module.modules()):
+        return said
+    with tempfile.TemporaryDirectory() as folder:
+        return said + compare_evaluation(job, path, tools, pathlib.Path(folder))
+
+
+def compare_evaluation(job, path, tools, folder):
+    """What is to be said where plans of the file evaluate otherwise than the module does after eval(), which may take other ways in forward."""
+    name = type(job.module).__name__
+    for dtype in (torch.float64, torch.float32):  # in one of which it may not run, or round otherwise
+        try:
+            module, args, kwargs = widened(job, dtype)
+            with quietly(), torch.no_grad(), Watch() as watch, experts_in_batches(module), by_definition():
+                out = module.eval()(*args, **kwargs)
+            leaves = pytree.tree_leaves(out)
+            at = find_loss(leaves, output_names(out))
+            wanted = None if at is None else leaves[at].item()
+            loss = evaluate_in_piper(tools, path, folder, batch_of(job), job.size, dtype is torch.float64)
+        except NotExported as error:
+            return f"\n  it cannot be evaluated: {error}"
+        except Exception as error:
+            said = f"\n  its evaluation is not compared: after eval(), {name} does not run on these arguments ({first_line(error)})"
+            continue
+        if watch.draws or watch.dropout:
+            return f"\n  its evaluation is not compared: after eval(), {name} draws random numbers, too, which piperc --eval replaces by their mean"
+        if wanted is None:
+            return f"\n  its evaluation is not compared: after eval(), {name} returns no loss"
+        if abs(loss - wanted) <= BOUND[dtype] * abs(wanted) or not math.isfinite(wanted):
+            return ""
+        said = (f"\n  warning: piperc --eval evaluates another model than {name} is after eval(): its loss is {loss:.6g}, that of PyTorch {wanted:.6g}. "
+                "Training is not concerned. To evaluate, export it with training=False, too, and load by --init what was trained")
+    return said
+
+
+def batch_of(job):
+    return {f"batch/0/{name}": value for name, value in job.inputs.items()}
+
+
+def widened(job, dtype):
+    """A copy of the module, and its arguments, with floats of that type."""
+    module = copy_of(job.module)
+    for norm in module.modules():  # that of the type of its input, which is another one here
+        if isinstance(norm, torch.nn.RMSNorm) and norm.eps is None:
+            norm.eps = torch.finfo(norm.weight.dtype if norm.weight is not None else torch.get_default_dtype()).eps
+    widen = lambda leaf: leaf.detach().to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf  # noqa: E731
+    return module.to(dtype), *pytree.tree_map(widen, (job.args, job.kwargs))
+
+
+def by_definition():
+    """Attention not by the fused kernels, whose gradients of rows that a mask of large numbers hides are those of rounding errors."""
+    return torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+
+
+def compare_training(job, path, tools):
     if job.loss is None:
         done = subprocess.run([tools / "piperc", path, "--describe"], capture_output=True, text=True)
         if done.returncode:
@@ -54,21 +110,13 @@ class Step:
     buffers of floats become, and frozen parameters that forward changes."""
 
     def __init__(self, job, dtype, nudge=1.0):
-        module = copy_of(job.module)
-        for norm in module.modules():  # that of the type of its input, which is another one here
-            if isinstance(norm, torch.nn.RMSNorm) and norm.eps is None:
-                norm.eps = torch.finfo(norm.weight.dtype if norm.weight is not None else torch.get_default_dtype()).eps
-        module = module.to(dtype)
+        module, args, kwargs = widened(job, dtype)
         with torch.no_grad():
             for value in filter(torch.is_floating_point, module.parameters()):
                 value.mul_(nudge)
         kept = lambda: dict((*module.named_buffers(), *((name, value) for name, value in module.named_parameters() if not value.requires_grad)))  # noqa: E731
         before = {name: value.clone() for name, value in kept().items()}
-        widen = lambda leaf: leaf.detach().to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf  # noqa: E731
-        args, kwargs = pytree.tree_map(widen, (job.args, job.kwargs))
-        # Not by the fused kernels, whose gradients of rows that a mask of large numbers hides are those of rounding errors.
-        defined = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-        with quietly(), torch.enable_grad(), Watch(quiet=True), experts_in_batches(module), defined:
+        with quietly(), torch.enable_grad(), Watch(quiet=True), experts_in_batches(module), by_definition():
             loss = pytree.tree_leaves(module(*args, **kwargs))[job.loss]
             loss.backward()
         self.dtype, self.loss = dtype, loss.item()
@@ -97,8 +145,7 @@ def agree_on_a_step(job, tools, path, folder, dtype):
             "(where all labels are ignored, the loss is a mean of nothing), or pass check=False (--no-check); the file is written")
     # So long a step that nothing is left of the digits of the parameters themselves: each gradient is read as exactly as it was computed.
     rate = min(2.0**40 / (max(map(largest, wanted.gradients.values()), default=0) or 1), 2.0**100)
-    batch = {f"batch/0/{name}": value for name, value in job.inputs.items()}
-    loss, saved = train_in_piper(tools, path, folder, batch, job.size, rate, dtype is torch.float64)
+    loss, saved = train_in_piper(tools, path, folder, batch_of(job), job.size, rate, dtype is torch.float64)
     compared = Comparison(job, wanted, [rounded_otherwise(job, dtype, nudge) for nudge in NUDGES])
     wrong = [*compared.loss(loss, path), *compared.gradients(saved, rate), *compared.buffers(saved)]
     if wrong:

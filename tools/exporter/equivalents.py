@@ -70,12 +70,37 @@ def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=
     norm = torch.nn.functional
     if not use_input_stats:
         return norm.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    if running_mean is not None:
-        with torch.no_grad():
-            flat = input.flatten(2)
-            running_mean.mul_(1 - momentum).add_(momentum * flat.mean(-1).mean(0))
-            running_var.mul_(1 - momentum).add_(momentum * flat.var(-1).mean(0))
-    return norm.instance_norm(input, None, None, weight, bias, True, momentum, eps)
+    if running_mean is None:
+        return norm.instance_norm(input, None, None, weight, bias, True, momentum, eps)
+    kept = running_mean.clone(), running_var.clone()
+    flat = input.flatten(2)
+    var, mean = torch.var_mean(flat, -1, correction=0)
+    with torch.no_grad():
+        count = flat.shape[-1]
+        running_mean.mul_(1 - momentum).add_(momentum * mean.mean(0))
+        running_var.mul_(1 - momentum).add_(momentum * var.mean(0) * count / (count - 1))
+    mean, var = (torch.where(evaluates(), one, other) for one, other in zip(kept, (mean, var)))
+    out = (flat - mean.unsqueeze(-1)) * torch.rsqrt(var + eps).unsqueeze(-1)
+    if weight is not None:
+        out = out * weight.unsqueeze(-1) + bias.unsqueeze(-1)
+    return out.view_as(input)
+
+
+def evaluates():
+    """True in an evaluation alone: a dropout that is on makes of a one two or nothing."""
+    return F.dropout(torch.ones(()), 0.5) == 1
+
+
+def dropout_of_ones(kind, input, p):
+    """Dropout of whole channels, and that of self-normalizing networks (Klambauer et al., 2017), by a dropout of ones, which stay ones where nothing is
+    dropped: an evaluation leaves all as it is."""
+    lead = input.dim() if kind == "alpha_dropout" else 1 if (kind, input.dim()) in (("dropout1d", 2), ("dropout3d", 4)) else 2  # one sample's channels
+    kept = F.dropout(input.new_ones(input.shape[:lead] + (1,) * (input.dim() - lead)), p)
+    if "alpha" not in kind:
+        return input * kept
+    lowest = -1.7580993408473766  # what SELU tends to
+    scale = ((1 - p) * (1 + p * lowest**2)) ** -0.5 if p < 1 else 0.0
+    return torch.where(kept == 1, input, torch.where(kept > 0, input, torch.full_like(input, lowest)) * scale - lowest * p * scale)
 
 
 def bits_and(input, other):

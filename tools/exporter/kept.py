@@ -72,4 +72,7 @@ def copy_of(module):
     """Also of one that holds results of its forward, such as the weights of torch.nn.utils.weight_norm."""
     results = {id(tensor): tensor.detach().clone() for part in module.modules() for value in vars(part).values() for tensor in tensors_in(value)
                if not tensor.is_leaf}
-    return copy.deepcopy(module, results)
+    copied = copy.deepcopy(module, results)
+    for one, other in zip(module.parameters(), copied.parameters()):
+        vars(other).update(vars(one))  # what is noted of it, which PyTorch does not copy
+    return copied

@@ -12,7 +12,7 @@ from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_
 from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies
 from .errors import NotExported, depends_on_values, first_line
 from .kept import Kept
-from .watching import Asked, Backwards, Watch, experts_in_batches, parameters_stay, quietly, untold, unvalidated
+from .watching import Asked, Backwards, Watch, experts_in_batches, hooks_of, parameters_stay, quietly, untold, unvalidated
 from .weightless import leave_out
 
 PARAMETERS, SIGNATURE = "piper.parameters", "pkg.torch.export.ExportedProgram.graph_signature"
@@ -31,6 +31,15 @@ class Export:
                 raise NotExported(f"'{name}' is a {type(norm).__name__} with momentum=None, which averages over all steps: that is not supported. Give it a momentum, "
                                   "such as 0.1, or put it in eval mode")
 
+        self.refuse_hooks(hooks_of(module))
+
+    @staticmethod
+    def refuse_hooks(hooks):
+        if hooks:
+            raise NotExported(f"the hook {', '.join(hooks[:4])} is called with gradients, and the file has none to call it with: that is not supported. Remove it "
+                              "if it only looks; else have forward do it: freeze the parameter (requires_grad_(False)), or compute with "
+                              "torch.where(mask, weight, weight.detach())")
+
     def trace(self):
         """The exported program, with everything that forward returns and changes."""
         self.watch, backwards, kept = Watch(self.quiet), Backwards(), Kept(self.module)
@@ -39,6 +48,7 @@ class Export:
                 out, self.answers = self.ask(self.args, self.kwargs)
             self.leaves, self.names, self.backwards = pytree.tree_leaves(out), output_names(out), sorted(backwards.classes)
             self.loss = find_loss(self.leaves, self.names)
+            self.refuse_hooks(sorted(self.watch.hooks))
             self.refuse_what_it_holds(kept)
             kept.put_back()
             if self.answers and self.size and self.answers != self.ask(*self.doubled())[1]:
@@ -200,6 +210,10 @@ class Export:
                     graph.initializers[entry["name"]] = value
         for value in [value for node in graph for value in node.outputs if value.name in graph.initializers or value.name in self.inputs]:
             value.name += "_result"  # of a call that has the name of a buffer, such as 'mean'
+        held = dict((*self.module.named_parameters(), *self.module.named_buffers()))
+        for name in [name for name in self.changed if self.weights and name not in graph.initializers]:  # which an evaluation reads, if no step does
+            value = onnxscript.ir.tensor(held[name].detach().clone(), name=name)
+            graph.initializers[name] = onnxscript.ir.Value(name=name, shape=value.shape, type=onnxscript.ir.TensorType(value.dtype), const_value=value)
         used = {value.name for node in graph for value in node.inputs if value is not None} | {value.name for value in graph.outputs}
         for entry in listed:
             if entry["name"] not in used:

@@ -31,9 +31,8 @@ def find_programs(folder):
 
 def train_in_piper(tools, path, folder, data, size, rate, precise):
     """The loss of the last step of SGD and the parameters after it, by name; `data` has the batches, one for each step."""
-    from safetensors.torch import load_file, save_file
-    save_file({name: value.detach().contiguous().clone() for name, value in data.items()}, folder / "data.safetensors")
-    (folder / "strategy.yaml").write_text(STRATEGY.format(batch=size or 1, rate=rate) + (PRECISE if precise else ""))
+    from safetensors.torch import load_file
+    write_files(folder, data, size, rate, precise)
     plans, saved, metrics = folder / "plans", folder / "saved.safetensors", folder / "metrics.jsonl"
     steps = len({name.split("/")[1] for name in data}) or 1
     call([tools / "piperc", path, folder / "strategy.yaml", "-o", plans, "--no-oracles", "--force"], "piperc does not take the file",
@@ -42,6 +41,24 @@ def train_in_piper(tools, path, folder, data, size, rate, precise):
          "piper-run does not run it")
     losses = [line["loss"] for line in map(json.loads, metrics.read_text().splitlines()) if "loss" in line]
     return losses[-1], load_file(saved)  # of this run: metrics are added to the file
+
+
+def evaluate_in_piper(tools, path, folder, data, size, precise):
+    """The loss of the file before training, with nothing drawn."""
+    write_files(folder, data, size, 1.0, precise)
+    plans, metrics = folder / "plans", folder / "metrics.jsonl"
+    call([tools / "piperc", path, folder / "strategy.yaml", "-o", plans, "--no-oracles", "--force", "--eval"], "piperc --eval does not take the file",
+         lambda said: places_of_nodes(path, said))
+    call([tools / "piper-run", plans, "--eval-only", "--eval-data", folder / "data.safetensors", "--metrics", metrics], "piper-run does not evaluate it")
+    loss = next(line["loss"] for line in map(json.loads, metrics.read_text().splitlines()) if "evaluation" in line)
+    return math.nan if loss is None else loss
+
+
+def write_files(folder, data, size, rate, precise):
+    """The batches and the strategy."""
+    from safetensors.torch import save_file
+    save_file({name: value.detach().contiguous().clone() for name, value in data.items()}, folder / "data.safetensors")
+    (folder / "strategy.yaml").write_text(STRATEGY.format(batch=size or 1, rate=rate) + (PRECISE if precise else ""))
 
 
 def call(command, what, places=lambda said: ""):

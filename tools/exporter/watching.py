@@ -10,11 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from .equivalents import EQUIVALENTS, attention_of_four_dims, instance_norm
+from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm
 
 
 class Watch(TorchFunctionMode):
-    """Notes what draws random numbers; with `quiet`, dropout passes everything on."""
+    """Notes what draws random numbers, and hooks on gradients; with `quiet`, dropout passes everything on."""
 
     DROPOUT = {name for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout")}
     DRAWS = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "normal", "normal_", "uniform_",
@@ -22,18 +22,21 @@ class Watch(TorchFunctionMode):
 
     def __init__(self, quiet=False):
         super().__init__()
-        self.quiet, self.dropout, self.draws = quiet, False, set()
+        self.quiet, self.dropout, self.draws, self.hooks = quiet, False, set(), set()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name.rstrip("_") in self.DROPOUT:
-            bound = dict(zip(("input", "p", "training"), args)) | kwargs
-            default = name.startswith(("alpha", "feature_alpha")) or func in (torch.nn.functional.dropout,)
-            if bound.get("training", bound.get("train", default)) and bound.get("p", 0.5) > 0:
+            bound = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
+            of_alpha = name.startswith(("alpha", "feature_alpha"))
+            if bound.get("training", bound.get("train", not of_alpha)) and bound.get("p", 0.5) > 0:
                 self.dropout = True
                 if self.quiet:
                     return bound["input"]
+                if name.rstrip("_") != "dropout":
+                    out = dropout_of_ones(name.rstrip("_"), bound["input"], bound.get("p", 0.5))
+                    return bound["input"].copy_(out) if bound.get("inplace") or name.endswith("_") else out
         elif name == "scaled_dot_product_attention":
             bound = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
             if bound.get("dropout_p", 0):
@@ -54,6 +57,8 @@ class Watch(TorchFunctionMode):
             self.draws.add(name)
         elif name in self.DRAWS:
             self.draws.add(name)
+        elif name in ("register_hook", "register_post_accumulate_grad_hook"):
+            self.hooks.add(f"'{name_of(args[1] if len(args) > 1 else kwargs['hook'])}' on a tensor of forward")
         return func(*args, **kwargs)
 
 
@@ -87,6 +92,21 @@ class Asked(TorchFunctionMode):
 
     def answered(self):
         return {place: each for place, each in self.answers.items() if any(answer is not None for answer in each)}
+
+
+def hooks_of(module):
+    """What is to be called with gradients of the module's parameters, and of what its parts take and return."""
+    globals_ = torch.nn.modules.module
+    of_parts = [("all modules", globals_._global_backward_hooks), ("all modules", globals_._global_backward_pre_hooks)]
+    for name, part in module.named_modules():
+        of_parts += [(f"'{name or type(part).__name__}'", hooks) for hooks in (part._backward_hooks, part._backward_pre_hooks)]
+    for name, value in module.named_parameters():
+        of_parts += [(f"'{name}'", getattr(value, kind, None)) for kind in ("_backward_hooks", "_post_accumulate_grad_hooks") if value.requires_grad]
+    return [f"'{name_of(hook)}' on {of}" for of, hooks in of_parts for hook in (hooks or {}).values()]
+
+
+def name_of(function):
+    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def memory_of(tensor):
