@@ -56,8 +56,10 @@ StepScalars::StepScalars(const Model& model, const Section& section, Findings& f
       const BufferFacts& facts = cell.facts->buffers[b];
       const Tensor& tensor = cell.role->tensor(b);
       const bool scalar = tensor.type.shape.empty();
-      if (facts.param >= 0) continue;
-      if (!scalar && (facts.kind != BufferKind::kState || tensor.previous_of >= 0)) continue;
+      // An older version of a parameter is neither; that of a count is the count of its step.
+      const bool is_version = tensor.previous_of >= 0 && info(tensor.type.dtype).is_float;
+      if (facts.param >= 0 || is_version) continue;
+      if (!scalar && facts.kind != BufferKind::kState) continue;
       kinds[b] = scalar ? kState : kMoment;
       held[b] = {.kind = kinds[b], .symbol = symbol_of(tensor.name)};
     }
@@ -344,6 +346,8 @@ Number StepScalars::made_by(Spot place, const ProgramOp& op, std::span<const Num
                     op.op);
     return {};
   }
+  for (const Number* input : inputs)
+    if (input->kind == kState) of_step_.insert(input->symbol);
   Number made{.kind = rule->makes,
               .symbol = join_symbols(symbol_of(op.op), symbol_of(print_attrs(op.attrs)))};
   for (const Number* input : inputs) made.symbol = join_symbols(made.symbol, input->symbol);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "terms.h"
 #include "walk.h"
@@ -107,6 +108,9 @@ class StepScalars : public BufferWalk<Number> {
   Firsts factors_, reports_;
   // By the symbol of an optimizer's state: its parameter, and which of the states it is.
   std::unordered_map<uint64_t, std::pair<int32_t, size_t>> state_of_;
+  // Symbols of states that ops of the step read as its numbers. Other scalar states are those of
+  // scalar parameters.
+  std::unordered_set<uint64_t> of_step_;
   std::map<int32_t, uint64_t> clipped_;  // by training step: the norm that ClipFactor reads
 };
 

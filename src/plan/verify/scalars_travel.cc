@@ -116,13 +116,15 @@ void StepScalars::check_end() {
       const BufferFacts& facts = model_.cells[c].facts->buffers[b];
       if (facts.kind != BufferKind::kState || facts.param >= 0) continue;
       const uint64_t own = symbol_of(tensor.name);
-      const bool is_moment = state_of_.contains(own), is_number = tensor.type.shape.empty();
+      const bool is_scalar = tensor.type.shape.empty(), is_moment = state_of_.contains(own);
+      const bool is_number =
+          is_scalar && (!info(tensor.type.dtype).is_float || of_step_.contains(own));
       const int32_t version = is_moment ? section_.training_steps() : 0;
       const bool is_kept = held.symbol == own && held.version == version;
       if (is_moment ? !is_kept : is_number ? held.kind != kState : !is_kept && held.symbol != 0)
         findings_.add("update", "'{}' on {} is not what updates have made of it when a step ends",
                       quote_control(tensor.name), model_.who(c));
-      if (!is_number) continue;
+      if (!is_scalar) continue;
       const auto [first, is_new] = known.try_emplace(tensor.name, c, held.symbol);
       if (!is_new && first->second.second != held.symbol)
         findings_.add("update", "'{}' starts or changes in different ways on {} and on {}",

@@ -391,7 +391,10 @@ uint64_t WholeRun::of_shapes(uint64_t symbol, uint64_t key, const std::vector<Pa
 bool WholeRun::is_part_of(const Part& own, const Shape& whole) const {
   const size_t dims = std::min(own.shape.size(), whole.size()),
                more = own.shape.size() - dims;  // leading dims that are joined to one
-  if (own.shape.size() != whole.size() && (dims == 0 || own.row_dims <= more)) return false;
+  // A flat run has a dim where the only element of a scalar has none.
+  const bool is_element = whole.empty() && own.row_dims == more && more == 1 && own.shape[0] == 1;
+  if (own.shape.size() != whole.size() && !is_element && (dims == 0 || own.row_dims <= more))
+    return false;
   const Shape mine = with_dims(own.shape, dims), its = with_dims(whole, dims);
   for (size_t d = 0; d < dims; ++d) {
     if (mine[d] == its[d]) continue;
