@@ -103,10 +103,12 @@ Lies LayoutCheck::input(Spot place) {
   const auto& inputs = role(place).inputs;
   const auto input = std::find_if(inputs.begin(), inputs.end(),
                                   [&](const DataInput& each) { return each.name == one.input; });
-  if (input == inputs.end() && one.samples.count == 1) return {Lies::kFirst, 0, 0, stride};
   const int32_t dim = input == inputs.end() ? 0 : input->batch_dim;
   if (dim < 0) return {Lies::kWhole};
-  return blocks_of(shape(place, one.args[0]), static_cast<size_t>(dim), 1);
+  Lies made = blocks_of(shape(place, one.args[0]), static_cast<size_t>(dim), 1);
+  if (input == inputs.end() && one.samples.count == 1)
+    made.add_reading({Lies::kFirst, 0, 0, stride});
+  return made;
 }
 
 void LayoutCheck::compute(Spot place) {

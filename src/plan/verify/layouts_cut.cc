@@ -28,7 +28,7 @@ std::vector<OpLayouts::Cut> OpLayouts::cuts_of(const Use& use, size_t input) con
 }
 
 OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
-  if (use.def->draws >= 0) return refuse("which draws random numbers for whole tensors only");
+  if (use.def->draws >= 0) return draw_samples(use);
   Made all;
   // Next to a dim of one element, both dims may be the cut one: each is followed as a reading.
   const auto add = [&](const Made& made) {

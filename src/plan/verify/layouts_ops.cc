@@ -144,9 +144,19 @@ OpLayouts::Made OpLayouts::pass_number(const Use& use, std::string_view op, size
   return std::vector<Lies>(use.types.outputs.size(), use.inputs[from].lies);
 }
 
+// Returns how many stretches the cuts of an op that draws leave of `rows`, from cut number `cut`
+// on: its attribute `cuts` has the axes in the order in which they cut, and a later axis that cuts
+// an outer dim leaves fewer rows for the ones before.
+int64_t OpLayouts::rows_left(const Use& use, int64_t rows, size_t cut) {
+  const std::vector<int64_t> cuts = use.types.attrs.integers("cuts");
+  int64_t left = rows;
+  for (size_t k = cut; 2 * k < cuts.size(); ++k)
+    if (std::abs(cuts[2 * k]) < rows) left /= std::min(left, cuts[2 * k + 1]);
+  return left;
+}
+
 // Follows an op that draws random numbers for the rank's blocks. An operand tells it the rank's
-// position along the axis. Its attribute `cuts` has the axes in the order in which they cut: a
-// later axis that cuts an outer dim leaves fewer rows for the ones before.
+// position along the axis.
 OpLayouts::Made OpLayouts::draw_blocks(const Use& use) {
   const size_t first = static_cast<size_t>(use.def->draws) + 3;
   const std::vector<int64_t> cuts = use.types.attrs.integers("cuts");
@@ -155,9 +165,7 @@ OpLayouts::Made OpLayouts::draw_blocks(const Use& use) {
       cuts[2 * (own - first) + 1] != ranks_)
     return refuse("which does not read the begin of the rank's block along the axis");
   const int64_t rows = std::abs(cuts[2 * (own - first)]);
-  int64_t outer = rows;
-  for (size_t k = own - first + 1; 2 * k < cuts.size(); ++k)
-    if (std::abs(cuts[2 * k]) < rows) outer /= std::min(outer, cuts[2 * k + 1]);
+  const int64_t outer = rows_left(use, rows, own - first + 1);
   Lies lies{Lies::kCut, dims_of(use.types.outputs[0].shape, outer, use.def->draws == 0), 0, outer};
   lies.mirrored = cuts[2 * (own - first)] < 0;
   if (lies.mirrored && outer % 2 != 0)
@@ -168,6 +176,24 @@ OpLayouts::Made OpLayouts::draw_blocks(const Use& use) {
     if (i < static_cast<size_t>(use.def->draws) ? !one.lies.fits(lies)
                                                 : one.lies.kind != Lies::kWhole)
       return refuse("which draws for other blocks than those of its operands");
+  }
+  return std::vector<Lies>{use.def->draws == 0 ? lies : use.inputs[0].lies};
+}
+
+// Follows an op that draws random numbers for the rank's samples: an operand has their numbers, and
+// the samples are cut before all axes of `cuts`, into `rows` stretches.
+OpLayouts::Made OpLayouts::draw_samples(const Use& use) {
+  const auto samples = static_cast<size_t>(use.def->draws) + 2;
+  const int64_t outer = rows_left(use, use.types.attrs.integer("rows", 1), 0);
+  const Lies lies{Lies::kCut, dims_of(use.types.outputs[0].shape, outer, false), 0, outer};
+  for (size_t i = 0; i < std::max(use.inputs.size(), samples + 1); ++i) {
+    const bool is_there = i < use.inputs.size() && use.inputs[i].present;
+    const Lies its = is_there ? use.inputs[i].lies : Lies{Lies::kWhole};
+    if (i == samples && !its.fits({Lies::kCut, 1}))
+      return refuse("which does not read the numbers of the samples that the rank has");
+    if (i < static_cast<size_t>(use.def->draws) ? !its.fits(lies)
+                                                : i != samples && its.kind != Lies::kWhole)
+      return refuse("which draws for other samples than those of its operands");
   }
   return std::vector<Lies>{use.def->draws == 0 ? lies : use.inputs[0].lies};
 }

@@ -68,6 +68,8 @@ class OpLayouts {
   std::optional<Use> use_of(std::string_view op, const Attrs& attrs,
                             std::span<const LaidOut> inputs, std::span<const TensorType> outputs);
   Made draw_blocks(const Use& use);
+  Made draw_samples(const Use& use);
+  static int64_t rows_left(const Use& use, int64_t rows, size_t cut);
   Made pass_number(const Use& use, std::string_view op, size_t from);
   Made pass_terms(const Use& use, bool greatest);
   Made send_rows(const Use& use, size_t from);
