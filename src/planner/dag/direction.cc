@@ -31,11 +31,13 @@ class Direction {
   }
 
  private:
-  // Follows the gradient through the update, but not into the norm of all gradients.
+  // Follows the gradient through the update, but not into the norm of all gradients; and the
+  // parameter, of which the update has its own run, as what microbatches gather may be rounded.
   void find_nodes() {
     const auto all = readers(graph_);
     std::set<NodeId> found;
     std::vector<ValueId> open{cut_.gradient};
+    if (!cut_.is_kept) open.push_back(cut_.param);
     for (const StateUpdate& update : graph_.updates)
       if (update.beside == cut_.param) open.push_back(update.state);
     while (!open.empty()) {
