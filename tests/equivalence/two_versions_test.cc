@@ -197,6 +197,28 @@ TEST_P(Models, EqualTheSingleDeviceWhereTheLastStageRunsAhead) {
 }
 
 // Messages on streams of their own, beside pairs, offloading and receives that come ahead.
+// Devices that have shares of the samples count their labels before a step, and send each other the
+// counts.
+TEST_P(Models, EqualTheSingleDeviceWithShares) {
+  CompileOptions options;
+  options.oracles = true;
+  const auto compiled = compile_text(
+      GetParam(),
+      "piper: 1\nweight_versions: 2\nmesh: {pp: 2, sh: 2}\n"
+      "annotate: [{balance: {tag: stage, into: 2}}]\n"
+      "directives:\n  - split: {dim: batch, into: 2}\n"
+      "  - split: {dim: samples, into: 2, sizes: [3, 1], as: share}\n"
+      "  - place: {where: {stage: s}, on: {pp: s}}\n"
+      "  - place: {where: {share: k}, on: {sh: k}}\n"
+      "  - order: {each: pp, program: \"repeat M - (P-r-1): F B; repeat P-r-1: F[step=1] B\"}\n",
+      kAdamW, options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  EXPECT_GT(compiled->set.roles[0].steps_ahead, 0);
+  const Status same = run_against(compiled->set, *compiled->single, GetParam(), 5);
+  EXPECT_TRUE(same) << print_error(same.error());
+  expect_same_when_queued(compiled->set, GetParam(), "shares");
+}
+
 TEST_P(Models, EqualTheSingleDeviceWithMessagesOnStreams) {
   const std::string model = GetParam(), library = library_text("pipedream-2bw");
   const std::string one = layouts::kLayouts[1].directives, two = layouts::kLayouts[2].directives,

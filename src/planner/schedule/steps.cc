@@ -58,7 +58,8 @@ class Steps {
     for (size_t i = 0; i < tasks.size(); ++i) company_[tasks[i].index()] = static_cast<int32_t>(i);
     // A task joins the first one that needs it.
     for (size_t i = order.size(); i-- > 0;) {
-      if (company_[order[i].index()] == kNone) company_[order[i].index()] = rest(cell);
+      if (company_[order[i].index()] == kNone)
+        company_[order[i].index()] = opens_step(order[i], cell) ? 0 : rest(cell);
       for (TaskId d : deps_[order[i].index()])
         if (is_here(d, cell) && !is_ordered(dag_.tasks[d.index()]))
           company_[d.index()] = std::min(company_[d.index()], company_[order[i].index()]);
@@ -74,6 +75,18 @@ class Steps {
         if (is_here(d, cell))
           company_[id.index()] = std::max(company_[id.index()], company_[d.index()]);
     }
+  }
+  // Returns whether a task sends what no ordered task of its cell makes, such as a count of labels:
+  // others may need that before the first of theirs.
+  bool opens_step(TaskId id, size_t cell) const {
+    return dag_.tasks[id.index()].kind == InstructionKind::kSend && !waits(id, cell);
+  }
+  bool waits(TaskId id, size_t cell) const {
+    return std::ranges::any_of(deps_[id.index()], [&](TaskId d) {
+      const Task& task = dag_.tasks[d.index()];
+      return !is_here(d, cell) || is_ordered(task) || task.kind == InstructionKind::kRecv ||
+             waits(d, cell);
+    });
   }
   bool is_here(TaskId id, size_t cell) const { return at(dag_.tasks[id.index()].cell) == cell; }
 
