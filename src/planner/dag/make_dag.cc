@@ -69,6 +69,24 @@ TaskPass pass_of(const Dag& dag, const Node& node) {
   return TaskPass::kU;
 }
 
+// Returns the pass of each node that is needed. Ops of the backward pass that only give what is
+// kept another name, for ops that run again, belong to these.
+std::vector<TaskPass> passes_of(const Dag& dag, int32_t variant, const std::vector<bool>& needed) {
+  const Graph& graph = dag.graph;
+  std::vector<TaskPass> passes;
+  for (const Node& node : graph.nodes) passes.push_back(pass_of(dag, node));
+  for (size_t i = passes.size(); i-- > 0;) {
+    if (!needed[i] || passes[i] != TaskPass::kR) continue;
+    for (const ValueId input : graph.nodes[i].inputs) {
+      if (!input.valid()) continue;
+      const NodeId producer = graph.value(dag.variants.read(input, variant)).producer;
+      if (producer.valid() && is_backward(graph.node(producer)))
+        passes[producer.index()] = TaskPass::kR;
+    }
+  }
+  return passes;
+}
+
 std::string chunk_name(const Dag& dag, const Chunk& chunk) {
   std::string name = chunk.pass == TaskPass::kPrepare ? "count" : name_of(chunk.pass);
   if (chunk.level > 0) name += fmt::format(" {}", chunk.level + 1);
@@ -123,10 +141,11 @@ std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
       }
     }
   }
+  const std::vector<TaskPass> passes = passes_of(dag, variant, needed);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     for (const auto& [of, marks] : needed_early)
       if (marks[i]) add(i, {TaskPass::kPrepare, of.first, of.second});
-    if (needed[i]) add(i, {pass_of(dag, graph.nodes[i]), 0, tags_of(NodeId(i))});
+    if (needed[i]) add(i, {passes[i], 0, tags_of(NodeId(i))});
   }
   return chunks;
 }
@@ -344,8 +363,8 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.group_of = spec.group_of;
   dag.variants = spec.variants;
 
-  if (spec.keeps_copies) keep_copies(dag);
-  if (!spec.in_blocks.empty()) read_in_blocks(dag, spec.in_blocks);
+  if (spec.keeps_copies) keep_copies(dag, spec.copies);
+  if (!spec.in_blocks.read.empty()) read_in_blocks(dag, spec.in_blocks.read);
   if (spec.weight_versions > 1) {
     keep_previous_weights(dag, spec.weight_versions);
     keep_next_step(dag);
