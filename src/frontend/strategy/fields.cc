@@ -157,7 +157,8 @@ Error no_map(const yaml::Node& node, std::string_view name, const Object& object
   const bool word = node.is(yaml::Node::Kind::kScalar);
   const auto near = word ? nearest(node.text, keys) : std::nullopt;
   const std::string foreign = word ? foreign_help(node.text) : "";
-  const bool of_order = name == "order" || name == "policy";  // one key is not all of it
+  // One key is not all of these.
+  const bool of_order = name == "order" || name == "policy" || name == "strategy";
   if (object.single && near)
     error.notes.push_back(is_item(object)
                               ? fmt::format("help: write '- {}: …'", *near)

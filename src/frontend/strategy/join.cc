@@ -1,5 +1,6 @@
 // What several files say together.
 #include <algorithm>
+#include <filesystem>
 #include <map>
 
 #include "sections.h"
@@ -151,10 +152,35 @@ size_t Choice::among(const std::vector<Given>& given, std::string_view what) {
 
 void Choice::clash(const Given& first, const Given& second, std::string_view what) {
   if (!clashes_.emplace(first.file, second.file).second) return;
-  errors_.add(fail(second.key->at, "{} is given twice", what)
-                  .with_note(fmt::format("first at {}", yaml::place(first.key->at)))
-                  .with_note("help: neither file includes the other; give it in a file that "
-                             "includes both, or include one of them"));
+  Error error = fail(second.key->at, "{} is given twice", what)
+                    .with_note(fmt::format("first at {}", yaml::place(first.key->at)));
+  std::vector<std::string> more;
+  for (const size_t file : {first.file, second.file}) note_includer(file, error, more);
+  error.notes.push_back(
+      "help: neither file includes the other; give it in a file that includes both, or include one "
+      "of them");
+  error.notes.insert(error.notes.end(), more.begin(), more.end());
+  errors_.add(std::move(error));
+}
+
+// Says through which other file the first one includes a file, and what that brings besides.
+void Choice::note_includer(size_t file, Error& error, std::vector<std::string>& help) const {
+  const SourceSpan& from = files_[file].from;
+  const auto by = std::ranges::find(files_, from.file, &StrategyFile::path);
+  if (from.line == 0 || by == files_.end() || by->from.line == 0) return;
+  const std::filesystem::path folder = std::filesystem::path(by->path).parent_path();
+  const auto name = [&](const std::string& path) {
+    return std::filesystem::path(path).lexically_relative(folder).string();
+  };
+  error.notes.push_back(fmt::format("{} is included at {}, and {} at {}", name(files_[file].path),
+                                    yaml::place(from), name(by->path), yaml::place(by->from)));
+  std::vector<std::string> others;
+  for (const StrategyFile& other : files_)
+    if (other.from.file == by->path && other.path != files_[file].path)
+      others.push_back(name(other.path));
+  if (!others.empty())
+    help.push_back(fmt::format("help: {} in place of {} leaves {} out", join(others, " and "),
+                               name(by->path), name(files_[file].path)));
 }
 
 Sections join_files(const std::vector<StrategyFile>& files, Choice& choice, ErrorList& errors) {

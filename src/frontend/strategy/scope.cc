@@ -119,6 +119,9 @@ Result<std::string> read_text(const yaml::Node& node, const Scope& scope) {
   return insert_params(node, scope);
 }
 
+// Params may insert others, each several times: what they make would have no bound.
+constexpr int64_t kMostInserted = 1 << 20;
+
 Result<std::string> insert_params(const yaml::Node& node, const Scope& scope) {
   std::string out;
   const std::string_view text = node.text;
@@ -142,6 +145,10 @@ Result<std::string> insert_params(const yaml::Node& node, const Scope& scope) {
     }
     PIPER_ASSIGN(const std::string value, inserted(node, begin, name, scope));
     out += value;
+    if (out.size() > kMostInserted)
+      return fail(span_in(node, i, 1),
+                  "a text is at most {} with its params, and '${}' exceeds that",
+                  human_bytes(kMostInserted), name);
     i = end - 1 + brace;
   }
   return out;

@@ -47,6 +47,7 @@ class Choice {
 
  private:
   void clash(const Given& first, const Given& second, std::string_view what);
+  void note_includer(size_t file, Error& error, std::vector<std::string>& help) const;
   const std::vector<StrategyFile>& files_;
   ErrorList& errors_;
   std::set<std::pair<size_t, size_t>> clashes_;

@@ -334,13 +334,20 @@ class Caster {
     for (const auto& [op, count] : ops) parts.push_back(fmt::format("{} {}", count, op));
     return parts.empty() ? "none" : join(parts, ", ");
   }
+  // A sweep over types has one in which the model computes anyway.
+  static Status no_change(const Precision& precision, const Counts& counts, Explanations& out) {
+    out.push_back({precision.at,
+                   "precision",
+                   {fmt::format("nothing: these {} ops compute in {} anyway, and nothing is cast",
+                                counts.matched, info(precision.compute).name)}});
+    return ok_status();
+  }
   Status report(size_t d, Explanations& out) const {
     const Precision& precision = precisions_[d];
     const Counts& counts = counts_[d];
     if (!counts.changes() && !precision.loss_scale && !precision.reduce &&
         (!precision.accumulate || *precision.accumulate == DType::kF32))
-      return fail(precision.at, "precision: these {} ops compute in {} anyway, and nothing is cast",
-                  counts.matched, info(precision.compute).name);
+      return no_change(precision, counts, out);
     std::vector<std::string> lines;
     if (precision.compute == DType::kF64) {
       lines.push_back(fmt::format("in f64: {} ops, {} parameters, their gradients and states",
