@@ -246,6 +246,36 @@ TEST(Evaluation, ExportedModelsAreEvaluatedAsTheyAre) {
   }
 }
 
+// A kernel of a convolution that runs again is read in another shape, and has no copy in 16 bits:
+// an evaluation rounds it, too.
+TEST(Evaluation, OfKernelsThatRunAgainIn16Bits) {
+  NEED_MODEL("vit-hf");
+  for (const char* recompute : {"{}", "{where: {mb: 0}}"}) {
+    CompileOptions options;
+    options.evaluation = options.oracles = true;
+    const auto compiled =
+        compile_text("vit-hf",
+                     fmt::format("piper: 1\ndirectives:\n  - split: {{dim: batch, into: 2}}\n"
+                                 "  - precision: {{compute: bf16}}\n  - recompute: {}\n",
+                                 recompute),
+                     kAdamW, options);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const auto data = open_batches(compiled->set, "vit-hf");
+    ASSERT_TRUE(data) << print_error(data.error());
+    JobOptions job;
+    job.threads = 1;
+    job.steps = 0;
+    job.evaluation = {{"valid", data->get(), 1}};
+    std::vector<double> losses;
+    for (const PlanSet* set : {&compiled->set, &*compiled->single}) {
+      const auto evaluated = run_job(*set, data->get(), nullptr, nullptr, job);
+      ASSERT_TRUE(evaluated) << print_error(evaluated.error());
+      losses.push_back(evaluated->evaluations.at(0).loss);
+    }
+    EXPECT_EQ(losses[0], losses[1]);
+  }
+}
+
 // ---- Plans --------------------------------------------------------------------------------------
 
 // What the verifier must not miss: an evaluation that writes a state, one whose memory is that of a

@@ -1,5 +1,6 @@
-// Parameters that travel in 8 bits, in blocks with a scale each: the plans train as those for one
-// device, which round at the same places, and a plan that rounds otherwise is refused.
+// Parameters and gradients that travel in 8 bits, in blocks with a scale each: the plans train as
+// those for one device, which round at the same places, and a plan that rounds otherwise is
+// refused.
 #include "equivalence/entries.h"
 #include "piper/plan/flops.h"
 #include "piper/plan/verify.h"
@@ -11,6 +12,8 @@ using namespace jobs;
 
 const std::string kInt8 = "gather: {dtype: int8, lossy: true}",
                   kFloat8 = "gather: {dtype: float8, block: 32, lossy: true}",
+                  kReduced = "reduce: {dtype: int8, lossy: true}",
+                  kReducedSmall = "reduce: {dtype: float8, block: 32, lossy: true}",
                   kParts = "shard: [optimizer, gradients, parameters]";
 
 std::string over(const std::string& axis, const std::string& rest) {
@@ -40,6 +43,24 @@ const Entries kCases[] = {
     {"bf16_hpz", "node: 2, gpu: 2",
      "  - precision: {compute: bf16}\n" + over("node", "shard: [optimizer, gradients]") +
          over("gpu", kParts + ", " + kInt8)},
+    {"gradients_zero1", "dp: 4", over("dp", "shard: [optimizer], " + kReduced)},
+    {"gradients_zero2", "dp: 2",
+     over("dp", "bucket: 1MiB, shard: [optimizer, gradients], " + kReducedSmall)},
+    {"gradients_zero3", "dp: 4", over("dp", "bucket: 1KiB, " + kParts + ", " + kReduced)},
+    {"both_ways", "dp: 4", over("dp", kParts + ", " + kInt8 + ", " + kReducedSmall)},
+    {"gradients_some", "dp: 4",
+     over("dp", "match: \"**/weight\", " + kParts + ", " + kReduced) + over("dp", "bucket: 0")},
+    {"gradients_small_stay_whole", "dp: 4",
+     over("dp", kParts + ", persist: 256B, " + kReducedSmall)},
+    {"gradients_hpz", "node: 2, gpu: 2",
+     over("node", "shard: [optimizer, gradients]") + over("gpu", kParts + ", " + kReduced)},
+    {"gradients_hsdp", "node: 2, gpu: 2",
+     over("node", "bucket: 0") + over("gpu", kParts + ", " + kReduced)},
+    {"gradients_bf16", "dp: 4",
+     "  - precision: {compute: bf16}\n" + over("dp", "bucket: 1KiB, " + kParts + ", " + kReduced)},
+    {"gradients_added_in_bf16", "dp: 2",
+     "  - precision: {compute: bf16, accumulate: bf16}\n" +
+         over("dp", "bucket: 1KiB, shard: [optimizer], " + kReduced)},
     {"reduced_in_bf16", "dp: 4", over("dp", kParts + ", reduce: {dtype: bf16}, " + kInt8)},
 };
 
@@ -89,13 +110,13 @@ TEST(InBlocks, BesideTensorParallelismTrainAsOneDevice) {
     for (const std::string& states : {std::string("shard: [optimizer]"), kParts}) {
       if (tp == 3 && states != kParts) continue;
       SCOPED_TRACE(fmt::format("tp={} {}", tp, states));
-      const Entries of{"", fmt::format("dp: 2, tp: {}", tp),
-                       "  - precision: {compute: f64}\n" +
-                           (tp == 3 ? rows : rows + std::string(kGptTensor)) +
-                           over("dp", "bucket: 64KiB, " + states + ", " + kInt8)};
+      const Entries of{
+          "", fmt::format("dp: 2, tp: {}", tp),
+          "  - precision: {compute: f64}\n" + (tp == 3 ? rows : rows + std::string(kGptTensor)) +
+              over("dp", "bucket: 64KiB, " + states + ", " + kInt8 + ", " + kReducedSmall)};
       const auto compiled = compiled_with_oracles("gpt-deep", text_of(of, 1));
       ASSERT_TRUE(compiled) << print_error(compiled.error());
-      const auto want = train(*compiled->uncut, "gpt-deep", 4),
+      const auto want = train(*compiled->single, "gpt-deep", 4),
                  got = train(compiled->set, "gpt-deep", 4);
       ASSERT_TRUE(want && got);
       EXPECT_LT(largest_difference(*got, *want), 1e-12);
@@ -125,6 +146,11 @@ TEST(InBlocksControl, OtherRoundingsEndWithOtherBits) {
   EXPECT_FALSE(of(kFloat8) == int8);
   EXPECT_FALSE(of("gather: {dtype: int8, block: 32, lossy: true}") == int8);
   EXPECT_TRUE(of(kInt8, "shard: [optimizer]") == int8);  // the same parts
+  const std::string reduced = of(kReduced);
+  EXPECT_FALSE(reduced == exact);
+  EXPECT_FALSE(of(kReducedSmall) == reduced);
+  EXPECT_FALSE(of("reduce: {dtype: int8, block: 32, lossy: true}") == reduced);
+  EXPECT_TRUE(of(kReduced, "shard: [optimizer]") == reduced);
 }
 
 PlanSet changed(PlanSet set, bool all, void (*change)(Instruction&)) {
@@ -139,14 +165,6 @@ PlanSet changed(PlanSet set, bool all, void (*change)(Instruction&)) {
 
 TEST(InBlocks, PlansThatRoundOtherwiseAreRefused) {
   NEED_MODEL("mlp");
-  const auto compiled =
-      compiled_with_oracles("mlp", text_of({"", "dp: 2", over("dp", kParts + ", " + kInt8)}, 2));
-  ASSERT_TRUE(compiled) << print_error(compiled.error());
-  const auto verified = [&](const PlanSet& set) {
-    const auto report = verify_plan_set(set, &*compiled->single);
-    return report && report->findings.empty();
-  };
-  EXPECT_TRUE(verified(compiled->set));
   using Change = void (*)(Instruction&);
   const Change changes[] = {
       [](Instruction& one) { one.scaled = Scaled::kFloat8; },
@@ -155,28 +173,66 @@ TEST(InBlocks, PlansThatRoundOtherwiseAreRefused) {
       [](Instruction& one) { one.block = 48; },
       [](Instruction& one) { one.dim = 0; },
   };
-  for (const Change change : changes)
-    for (const bool all : {false, true})
-      EXPECT_FALSE(verified(changed(compiled->set, all, change)));
+  for (const std::string& sent : {kInt8, kReduced}) {
+    const auto compiled =
+        compiled_with_oracles("mlp", text_of({"", "dp: 2", over("dp", kParts + ", " + sent)}, 2));
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const auto verified = [&](const PlanSet& set) {
+      const auto report = verify_plan_set(set, &*compiled->single);
+      return report && report->findings.empty();
+    };
+    EXPECT_TRUE(verified(compiled->set));
+    for (const Change change : changes)
+      for (const bool all : {false, true})
+        EXPECT_FALSE(verified(changed(compiled->set, all, change))) << sent;
+  }
+}
+
+// The plan for one device is refused, too, if it does not take terms out of blocks as it put them
+// in.
+TEST(InBlocks, PlansForOneDeviceThatRoundOtherwiseAreRefused) {
+  NEED_MODEL("mlp");
+  const auto compiled =
+      compiled_with_oracles("mlp", text_of({"", "dp: 2", over("dp", kParts + ", " + kReduced)}, 1));
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  int tried = 0;
+  for (const char* op : {"ToBlocks", "FromBlocks"})
+    for (const char* attribute : {"block", "run", "to"}) {
+      PlanSet single = *compiled->single;
+      for (Program& program : single.roles[0].programs)
+        for (ProgramOp& one : program.ops)
+          if (one.op == op && attribute == std::string("to"))
+            one.attrs.set(attribute, std::string("float8")), ++tried;
+          else if (one.op == op)
+            one.attrs.set(attribute, one.attrs.integer(attribute) * 2), ++tried;
+      const auto alone = verify_plan_set(single);
+      EXPECT_FALSE(alone && alone->findings.empty()) << op << " " << attribute;
+      if (op != std::string("ToBlocks")) continue;  // ranks send other blocks than these
+      const auto report = verify_plan_set(compiled->set, &single);
+      EXPECT_FALSE(report && report->findings.empty()) << attribute;
+    }
+  EXPECT_GT(tried, 6);
 }
 
 TEST(InBlocks, TakeAQuarterOfTheBytes) {
   NEED_MODEL("gpt-deep");
-  const auto bytes = [](const std::string& gather) {
+  const auto bytes = [](InstructionKind kind, const std::string& sent) {
     CompileOptions options;
     options.oracles = false;
     const auto compiled = compile_text(
-        "gpt-deep", text_of({"", "dp: 2", over("dp", kParts + ", " + gather)}, 1), kAdamW, options);
+        "gpt-deep", text_of({"", "dp: 2", over("dp", kParts + ", " + sent)}, 1), kAdamW, options);
     EXPECT_TRUE(compiled) << print_error(compiled.error());
     double all = 0;
     for (const Instruction& one : compiled->set.roles[0].body)
-      if (one.kind == InstructionKind::kAllGather)
-        all += static_cast<double>(bytes_through(compiled->set.roles[0], one));
+      if (one.kind == kind) all += static_cast<double>(bytes_through(compiled->set.roles[0], one));
     return all;
   };
-  const double share = bytes(kInt8) / bytes("bucket: 0");
-  EXPECT_GT(share, 0.25);
-  EXPECT_LT(share, 0.30);
+  for (const auto& [kind, sent] : {std::pair(InstructionKind::kAllGather, kInt8),
+                                   std::pair(InstructionKind::kReduceScatter, kReduced)}) {
+    const double share = bytes(kind, sent) / bytes(kind, "bucket: 0");
+    EXPECT_GT(share, 0.25);
+    EXPECT_LT(share, 0.30);
+  }
 }
 
 }  // namespace

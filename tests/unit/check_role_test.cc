@@ -285,7 +285,7 @@ TEST(CheckRole, RefusesImpossibleBlocks) {
       {"[5,4] group=0 communicator=0 dim=1", "[5,4] group=0 communicator=0 dim=1 owned=4",
        "instruction 1 '' (all_gather): a member cannot own 4 numbers of an index"},
       {"[5,4] group=0 communicator=0 dim=1", "[5,4] group=0 communicator=0 dim=1 int8 block=64",
-       "instruction 1 '' (all_gather): it gathers no flat runs that could travel in blocks"},
+       "instruction 1 '' (all_gather): it moves no flat runs that could travel in blocks"},
       {"[5,4] group=0 communicator=0 dim=1", "[5,4] group=0 communicator=0 dim=1 block=64",
        "instruction 1 '' (all_gather): it has blocks of 64 without a type"},
       {"[5,6,9] group=0 communicator=0", "[5,6] group=0 communicator=0",

@@ -252,6 +252,7 @@ const std::map<std::string, std::string> kComparesNames = {
     {"sharding/tokens.cc", "only causal attention reads what other chunks make"},
     {"sharding/unroll.cc", "what each collective is over parts on one device"},
     {"summary/train.cc", "the words of optimizers for people"},
+    {"verify/effects.cc", "how one device rounds what ranks send in blocks"},
     {"verify/facts.cc", "what rounds a copy"},
     {"verify/layouts_cut.cc", "the gradient of attention's mask is terms of a sum"},
     {"verify/layouts_ops.cc", "layouts of ops that move elements"},

@@ -146,6 +146,59 @@ TEST(Scaled, SmallBlocksAndZeros) {
   EXPECT_EQ((InBlocks{Scaled::kInt8, 256}.bytes(512)), 520);
 }
 
+// A sum of rounded terms is that of what round_in_blocks makes of each, in their order.
+TEST(Scaled, SumsAreOfRoundedTerms) {
+  std::mt19937 random(seed_of());
+  std::normal_distribution<float> draw(0, 1);
+  constexpr int64_t kCount = 500;
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+    const int64_t size = info(dtype).bytes;
+    const auto bytes = static_cast<size_t>(kCount * size);
+    const InBlocks in{Scaled::kFloat8, 64};
+    std::vector<std::vector<std::byte>> terms(3, std::vector<std::byte>(bytes)), packed;
+    std::vector<double> want(kCount);
+    for (size_t t = 0; t < terms.size(); ++t) {
+      for (int64_t i = 0; i < kCount; ++i) {
+        const float x = draw(random);
+        const double exact = x;
+        std::byte* const to = terms[t].data() + i * size;
+        if (is_half(dtype))
+          round_to_halves(dtype, &x, to, 1);
+        else
+          std::memcpy(to, dtype == DType::kF32 ? static_cast<const void*>(&x) : &exact,
+                      static_cast<size_t>(size));
+      }
+      std::vector<std::byte> rounded(bytes);
+      round_in_blocks(in, dtype, terms[t].data(), kCount, rounded.data());
+      packed.emplace_back(static_cast<size_t>(in.bytes(kCount)));
+      put_in_blocks(in, dtype, terms[t].data(), kCount, packed.back().data());
+      for (int64_t i = 0; i < kCount; ++i) {
+        double& sum = want[static_cast<size_t>(i)];
+        const double term = float_at(dtype, rounded.data() + i * size);
+        sum = t == 0 ? term : sum + term;
+        if (dtype != DType::kF64) sum = static_cast<float>(sum);
+      }
+    }
+    const auto places = [](const std::vector<std::vector<std::byte>>& of) {
+      return std::vector<const std::byte*>{of[0].data(), of[1].data(), of[2].data()};
+    };
+    std::vector<std::byte> of_numbers(bytes), of_blocks(bytes);
+    add_in_blocks(in, dtype, places(terms), kCount, of_numbers.data());
+    add_blocks(in, dtype, places(packed), kCount, of_blocks.data());
+    for (int64_t i = 0; i < kCount; ++i) {
+      double sum = want[static_cast<size_t>(i)];
+      const auto single = static_cast<float>(sum);
+      std::byte half[2];
+      if (is_half(dtype)) {
+        round_to_halves(dtype, &single, half, 1);
+        sum = float_at(dtype, half);
+      }
+      EXPECT_EQ(float_at(dtype, of_numbers.data() + i * size), sum);
+      EXPECT_EQ(float_at(dtype, of_blocks.data() + i * size), sum);
+    }
+  }
+}
+
 // Elements of 16 and 64 bits are rounded as those of 32 are, and then to their type.
 TEST(Scaled, OtherFloatsAreThoseOf32Bits) {
   std::mt19937 random(seed_of());

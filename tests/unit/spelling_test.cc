@@ -224,6 +224,9 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "        - \"0F0 0F1&&0B0 0BI1 0BW1\"\n        - \"1F0 1B0 1F1 1B1\"\n",
       "directives:\n"
       "  - replicate: {over: pp, reduce: {dtype: bf16, sum: fast}}\n"
+      "  - replicate: {over: pp, match: \"h/**\", shard: [optimizer], reduce: {dtype: float8, "
+      "lossy: "
+      "true, block: 128}}\n"
       "  - order:\n      each: pp\n"
       "      policy: {prefer: [BI, F, BW], in_flight: 2 * P - r, memory: 2GiB, costs: {F: 18.5, B: "
       "28, BI: 19, BW: 9, send: 0.6, stages: [{stage: 0, F: 20, B: 31, BI: 20, BW: 11}, "

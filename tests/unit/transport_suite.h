@@ -413,9 +413,53 @@ inline std::string in_blocks_in(Fabric& t, const std::vector<int64_t>& ranks) {
   }
   return "";
 }
+// Terms travel in blocks of 8 bits, and are added up in rank order; the sum is not rounded.
+inline std::string sums_of_blocks_in(Fabric& t, const std::vector<int64_t>& ranks) {
+  auto group = t.add_group(ranks);
+  SUITE_OK(group);
+  const int64_t members = std::ssize(ranks);
+  const int64_t own = std::ranges::find(ranks, t.rank()) - ranks.begin();
+  struct Form {
+    int64_t part, missing;
+    InBlocks blocks;
+  };
+  const InBlocks int8{Scaled::kInt8, 64}, float8{Scaled::kFloat8, 32}, large{Scaled::kInt8, 1024};
+  for (const std::vector<Form>& message :
+       {std::vector<Form>{{1, 0, int8}, {64, 3, int8}, {1000, 999, int8}, {70001, 1, int8}},
+        {{5, 2, float8}, {33, 0, float8}},
+        {{1, 0, int8}, {3, members * 3 - 2, int8}},  // nothing is left for the last members
+        {{600'001, 7, large}}}) {
+    std::vector<std::vector<float>> parts, wholes, wanted;
+    std::vector<Shard> shards;
+    for (const Form& f : message) {
+      const int64_t count = members * f.part - f.missing, salt = 70 + std::ssize(shards);
+      wholes.push_back(data_of<float>(t.rank(), salt, count));
+      parts.emplace_back(static_cast<size_t>(f.part), 7.0F);
+      std::vector<float>& sum = wanted.emplace_back(static_cast<size_t>(f.part), 0.0F);
+      const int64_t there = std::clamp<int64_t>(count - own * f.part, 0, f.part);
+      for (int64_t i = 0; i < members; ++i) {
+        auto term = data_of<float>(ranks[static_cast<size_t>(i)], salt, count);
+        float* const its = term.data() + std::min(own * f.part, count);
+        round_in_blocks(f.blocks, DType::kF32, bytes_of(its), there, bytes_of(its));
+        for (int64_t k = 0; k < there; ++k)
+          sum[static_cast<size_t>(k)] = i == 0 ? its[k] : sum[static_cast<size_t>(k)] + its[k];
+      }
+      shards.push_back({nullptr, nullptr, DType::kF32, count, f.part, 1, false, f.blocks});
+    }
+    for (size_t k = 0; k < shards.size(); ++k) {
+      shards[k].whole = bytes_of(wholes[k].data());
+      shards[k].part = bytes_of(parts[k].data());
+    }
+    SUITE_OK(t.run(*group, {.kind = InstructionKind::kReduceScatter, .shards = shards}));
+    for (size_t k = 0; k < shards.size(); ++k) SUITE_CHECK(same_bits(parts[k], wanted[k]));
+  }
+  return "";
+}
 inline std::string in_blocks(Fabric& t) {
-  std::string wrong = in_blocks_in(t, everyone(t));
-  if (wrong.empty()) wrong = in_blocks_in(t, {t.rank()});
+  std::string wrong;
+  for (const auto& ranks : {everyone(t), std::vector<int64_t>{t.rank()}})
+    for (const auto& each : {in_blocks_in, sums_of_blocks_in})
+      if (wrong.empty()) wrong = each(t, ranks);
   return wrong;
 }
 

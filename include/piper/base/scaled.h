@@ -77,6 +77,12 @@ void take_from_blocks(const InBlocks& in, DType dtype, const std::byte* from, in
 // Rounds as both after one another. `to` may be `from`.
 void round_in_blocks(const InBlocks& in, DType dtype, const std::byte* from, int64_t count,
                      std::byte* to);
+// These add up terms in their order, each rounded so: of f64 in f64, of others in f32. The sum is
+// rounded to `dtype` once. The second ones take terms that are in blocks.
+void add_in_blocks(const InBlocks& in, DType dtype, std::span<const std::byte* const> terms,
+                   int64_t count, std::byte* to);
+void add_blocks(const InBlocks& in, DType dtype, std::span<const std::byte* const> terms,
+                int64_t count, std::byte* to);
 
 // ---- One block ----------------------------------------------------------------------------------
 

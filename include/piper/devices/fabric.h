@@ -46,7 +46,7 @@ struct Shard {
   int64_t count = 0, part_count = 0;  // members × part_count >= count; equal for several stretches
   int64_t stretches = 1;
   bool mirrored = false;
-  // kAllGather, with one stretch: each part travels so, and all wholes have it as it arrives.
+  // With one stretch: each part, or term of it, travels so, and all have it as it arrives.
   InBlocks blocks = {};
   bool operator==(const Shard&) const = default;
   // Names bytes that are contiguous in the whole and in a part.

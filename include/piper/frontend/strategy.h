@@ -69,12 +69,12 @@ struct Replicate {
   When gather = When::kPass;  // how often whole parameters are put together
   int64_t prefetch = 1;       // buckets gathered ahead
   std::string gather_stream = "gather";
-  std::optional<DType> gather_dtype;  // in which parameters travel; nothing: as they are read
-  InBlocks gather_in = {Scaled::kNone, 256};              // or in which blocks of 8 bits
-  bool lossy = false;                                     // and may be rounded for it
   std::optional<SourceSpan> stream_at, gather_stream_at;  // where they are given
   When reduce = When::kStep;
-  std::optional<DType> dtype;  // in which gradients travel; nothing: as they are added up
+  // How parameters and gradients travel (nothing: as they are), and if they may be rounded for it.
+  std::optional<DType> gather_dtype, dtype;
+  InBlocks gather_in = {Scaled::kNone, 256}, reduce_in = gather_in;
+  bool lossy = false, reduce_lossy = false;
   enum class Order { kOrdered, kFast };
   Order sum = Order::kOrdered;  // how what replicas have is added up
   SourceSpan at, over_at, shard_at, dtype_at, gather_dtype_at;

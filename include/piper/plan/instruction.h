@@ -222,8 +222,8 @@ struct Instruction {
   bool to_mirrored = false;
   int32_t turn = 0;   // kRotate, kPosition
   int64_t owned = 0;  // kDispatch, kCombine: position k owns the numbers [k × owned, + owned)
-  // kAllGather of flat runs: each part travels in 8 bits, in blocks of so many elements, and is
-  // rounded to these in all wholes.
+  // kAllGather and kReduceScatter of flat runs: each part, or term of it, travels in 8 bits, in
+  // blocks of so many elements, and is rounded to these for all; sums of terms are not.
   Scaled scaled = Scaled::kNone;
   int64_t block = 0;
   InBlocks in_blocks() const { return {scaled, block}; }

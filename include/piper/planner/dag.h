@@ -83,9 +83,11 @@ struct Task {
   // kRecv, kInput: issued so many compute tasks of its cell ahead of the first one that reads what
   // it brings (0: just before that), or kEarliest.
   int32_t distance = 0;
-  int32_t label = -1;          // index of Dag::labels, without the microbatch: see print_label
-  SmallVector<int32_t> group;  // collectives: mesh axes
-  bool fast = false;           // kAllReduce, kReduceScatter: see SumRound
+  int32_t label = -1;             // index of Dag::labels, without the microbatch: see print_label
+  SmallVector<int32_t> group;     // collectives: mesh axes
+  bool fast = false;              // kAllReduce, kReduceScatter: see SumRound
+  Scaled scaled = Scaled::kNone;  // kReduceScatter: likewise
+  int64_t block = 0;
   ChunkId region;  // updates and reductions that an order may name: a chunk of their region
   SmallVector<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
   SmallVector<Accumulate> accumulates;
@@ -170,7 +172,8 @@ struct Dag {
   bool split_backward = false, split_recompute = false, split_update = false, split_sums = false;
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
   std::vector<SumRound> rounds;  // of the sums, each once
-  std::vector<Part> parts;       // states that are cut, by value
+  std::vector<PartsInBlocks> in_blocks;  // likewise
+  std::vector<Part> parts;               // states that are cut, by value
   std::vector<Part> exchanges;  // within the update: one side is made, and the other is moved there
   std::vector<Copy> copies;     // in canonical parameter order
   // In canonical parameter order, then of copies, the number last; empty: one version of each.

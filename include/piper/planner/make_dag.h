@@ -3,18 +3,15 @@
 #pragma once
 
 #include <map>
+#include <set>
 
 #include "piper/planner/dag.h"
 
 namespace piper {
 
-// Says that microbatches read a parameter, or its copy, rounded in blocks: those of a plan that
-// gathers its parts so. `piece`: what a rank reads whole, of parts of `run` elements. `outer`: each
-// dim is so many stretches, of each of which a piece has its own.
-struct ReadInBlocks {
-  InBlocks in;
-  Shape piece, outer;
-  int64_t run = 0;
+// Says by parameter how what microbatches read of it, and its gradient, travel in blocks.
+struct InBlocksOf {
+  std::map<std::string, PartsInBlocks> read, reduced;
 };
 
 struct DagSpec {
@@ -25,10 +22,11 @@ struct DagSpec {
   std::map<std::string, std::vector<SumRound>> rounds_of;  // by parameter: as its gradient does
   // See Dag.
   bool split_backward = false, split_recompute = false, split_update = false, split_sums = false;
-  std::vector<int32_t> group_of;                  // of another plan: sums are formed as there
-  int64_t weight_versions = 1;                    // see Version
-  std::map<std::string, ReadInBlocks> in_blocks;  // by parameter; of a plan that gathers nothing
-  bool keeps_copies = true;  // of parameters that microbatches cast (Dag::copies)
+  std::vector<int32_t> group_of;  // of another plan: sums are formed as there
+  int64_t weight_versions = 1;    // see Version
+  InBlocksOf in_blocks;           // of a plan that sends nothing: it rounds as one that does
+  bool keeps_copies = true;       // of parameters that microbatches cast (Dag::copies)
+  std::optional<std::set<std::string>> copies;  // no others than these
   Variants variants;
 };
 

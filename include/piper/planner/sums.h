@@ -17,11 +17,25 @@ struct SumRound {
   // Terms are rounded to this type before they travel, and so is their sum; nothing: they travel as
   // they are added up.
   std::optional<DType> dtype = {};
+  // If it cuts the sum, terms travel in 8 bits, in blocks of so many elements; their sum is not
+  // rounded.
+  Scaled scaled = Scaled::kNone;
+  int64_t block = 0;
   bool fast = false;  // added up by the device's own library, not in rank order
   int32_t line = -1;  // which `replicate` entry it is of; -1: of none
   // Not the first one, and it cuts what those before it leave, as the first one may do.
   bool cuts = false;
   bool operator==(const SumRound&) const = default;
+};
+
+// Says that a value is rounded in blocks as parts of it are that travel so. `piece`: what a rank
+// has whole, of parts of `run` elements. `outer`: each dim is so many stretches, of each of which a
+// piece has its own.
+struct PartsInBlocks {
+  Scaled scaled = Scaled::kNone;
+  int64_t block = 0;
+  Shape piece, outer;
+  int64_t run = 0;
 };
 
 // A Sum is one StepSum: its contributions by use, and how it is finished.
@@ -36,6 +50,7 @@ struct Sum {
   ValueId part = {};
   std::vector<ValueId> larger = {};
   bool each_micro = false;  // the first round is in every microbatch
+  int32_t in_blocks = -1;   // of Dag::in_blocks, if the term of each replica is rounded so
   size_t cut_rounds() const { return part.valid() ? larger.size() + 1 : 0; }
   ValueId run_after(size_t round) const { return round < larger.size() ? larger[round] : part; }
 };

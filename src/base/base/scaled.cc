@@ -52,6 +52,54 @@ void narrow(DType dtype, const float* from, int64_t count, std::byte* to) {
   }
 }
 
+void round_block(const InBlocks& in, int64_t count, float* numbers) {
+  const float scale = scale_of(in.type, numbers, count);
+  for (int64_t i = 0; i < count; ++i)
+    numbers[i] = number_of(in.type, code_of(in.type, numbers[i], scale), scale);
+}
+void take_block(const InBlocks& in, const std::byte* from, int64_t count, float* numbers) {
+  float scale = 0;
+  std::memcpy(&scale, from + in.block, sizeof scale);
+  for (int64_t i = 0; i < count; ++i)
+    numbers[i] = number_of(in.type, static_cast<uint8_t>(from[i]), scale);
+}
+
+// Adds up a block of each term, which take(term, numbers) reads.
+template <class Number, class Take>
+void add_block(DType dtype, size_t terms, int64_t count, std::byte* to, const Take& take) {
+  float numbers[kMostBlock];
+  std::byte halves[2 * kMostBlock];
+  Number sums[kMostBlock];
+  for (size_t t = 0; t < terms; ++t) {
+    take(t, numbers);
+    if (is_half(dtype)) {
+      narrow(dtype, numbers, count, halves);
+      widen(dtype, halves, count, numbers);
+    }
+    for (int64_t i = 0; i < count; ++i)
+      sums[i] = t == 0 ? Number(numbers[i]) : sums[i] + Number(numbers[i]);
+  }
+  if constexpr (std::is_same_v<Number, double>)
+    std::memcpy(to, sums, static_cast<size_t>(count) * sizeof(double));
+  else
+    narrow(dtype, sums, count, to);
+}
+
+// Adds up block by block: take(term, block, elements of it, numbers) reads one of a term.
+template <class Take>
+void add_all(const InBlocks& in, DType dtype, size_t terms, int64_t count, std::byte* to,
+             const Take& take) {
+  const int64_t size = info(dtype).bytes;
+  for (int64_t b = 0, at = 0; at < count; ++b, at += in.block) {
+    const int64_t here = std::min(in.block, count - at);
+    const auto one = [&](size_t t, float* numbers) { take(t, b, here, numbers); };
+    if (dtype == DType::kF64)
+      add_block<double>(dtype, terms, here, to + at * size, one);
+    else
+      add_block<float>(dtype, terms, here, to + at * size, one);
+  }
+}
+
 }  // namespace
 
 Scaled parse_scaled(std::string_view name) {
@@ -131,10 +179,7 @@ void take_from_blocks(const InBlocks& in, DType dtype, const std::byte* from, in
   const int64_t size = info(dtype).bytes;
   for (int64_t at = 0; at < count; at += in.block, from += in.block_bytes()) {
     const int64_t here = std::min(in.block, count - at);
-    float scale = 0;
-    std::memcpy(&scale, from + in.block, sizeof scale);
-    for (int64_t i = 0; i < here; ++i)
-      numbers[i] = number_of(in.type, static_cast<uint8_t>(from[i]), scale);
+    take_block(in, from, here, numbers);
     narrow(dtype, numbers, here, to + at * size);
   }
 }
@@ -146,11 +191,27 @@ void round_in_blocks(const InBlocks& in, DType dtype, const std::byte* from, int
   for (int64_t at = 0; at < count; at += in.block) {
     const int64_t here = std::min(in.block, count - at);
     widen(dtype, from + at * size, here, numbers);
-    const float scale = scale_of(in.type, numbers, here);
-    for (int64_t i = 0; i < here; ++i)
-      numbers[i] = number_of(in.type, code_of(in.type, numbers[i], scale), scale);
+    round_block(in, here, numbers);
     narrow(dtype, numbers, here, to + at * size);
   }
+}
+
+void add_in_blocks(const InBlocks& in, DType dtype, std::span<const std::byte* const> terms,
+                   int64_t count, std::byte* to) {
+  const int64_t bytes = in.block * info(dtype).bytes;
+  add_all(in, dtype, terms.size(), count, to,
+          [&](size_t t, int64_t b, int64_t here, float* numbers) {
+            widen(dtype, terms[t] + b * bytes, here, numbers);
+            round_block(in, here, numbers);
+          });
+}
+
+void add_blocks(const InBlocks& in, DType dtype, std::span<const std::byte* const> terms,
+                int64_t count, std::byte* to) {
+  add_all(in, dtype, terms.size(), count, to,
+          [&](size_t t, int64_t b, int64_t here, float* numbers) {
+            take_block(in, terms[t] + b * in.block_bytes(), here, numbers);
+          });
 }
 
 }  // namespace piper

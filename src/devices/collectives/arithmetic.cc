@@ -157,14 +157,47 @@ Program putting(const Shard& shard) {
   return write.take();
 }
 
+Program putting_parts(const Shard& shard) {
+  Writer write("parts in blocks");
+  Attrs attrs = blocks_of(shard);
+  attrs.set("run", shard.part_count);
+  const int32_t whole = write.argument({shard.dtype, {shard.count}}, true, false),
+                to = write.argument(words(parts_of(shard) * part_in_blocks(shard)), false, true);
+  write.into(to, "ToBlocks", {whole}, std::move(attrs));
+  return write.take();
+}
+
+Program adding_parts(const Shard& shard, int64_t members) {
+  Writer write(fmt::format("sum in blocks of {} members", members));
+  const TensorType type{shard.dtype, {shard.part_count}};
+  const TensorType wide{is_narrow(shard.dtype) ? DType::kF32 : shard.dtype, type.shape};
+  Attrs attrs = blocks_of(shard);
+  attrs.set("shape", std::vector<int64_t>{shard.part_count});
+  attrs.set("type", std::string(info(shard.dtype).name));
+  std::vector<int32_t> from;
+  for (int64_t m = 0; m < members; ++m)
+    from.push_back(write.argument(words(part_in_blocks(shard)), true, false));
+  const int32_t to = write.argument(type, false, true);
+  int32_t sum = -1;
+  for (const int32_t one : from) {
+    int32_t term = write.op("FromBlocks", {one}, type, attrs);
+    if (wide != type) term = write.op("Cast", {term}, wide, {{"to", "f32"}});
+    sum = sum < 0 ? term : write.op("Add", {sum, term}, wide);
+  }
+  if (wide == type)
+    write.into(to, "Reshape", {sum}, {{"shape", type.shape}});
+  else
+    write.into(to, "Cast", {sum}, {{"to", info(shard.dtype).name}});
+  return write.take();
+}
+
 Program taking(const Shard& shard) {
   Writer write("whole of blocks");
   Attrs attrs = blocks_of(shard);
   attrs.set("run", shard.part_count);
   attrs.set("shape", std::vector<int64_t>{shard.count});
   attrs.set("type", std::string(info(shard.dtype).name));
-  const int64_t parts = (shard.count + shard.part_count - 1) / shard.part_count;
-  const int32_t from = write.argument(words(parts * part_in_blocks(shard)), true, false),
+  const int32_t from = write.argument(words(parts_of(shard) * part_in_blocks(shard)), true, false),
                 to = write.argument({shard.dtype, {shard.count}}, false, true);
   write.into(to, "FromBlocks", {from}, std::move(attrs));
   return write.take();
@@ -208,6 +241,17 @@ Result<int32_t> Arithmetic::put_in_blocks(const Shard& shard, std::byte* to) {
 Result<int32_t> Arithmetic::take_from_blocks(const Shard& shard, std::byte* from) {
   std::byte* const args[] = {from, shard.whole};
   return bind(taking(shard), args);
+}
+
+Result<int32_t> Arithmetic::put_parts_in_blocks(const Shard& shard, std::byte* to) {
+  std::byte* const args[] = {shard.whole, to};
+  return bind(putting_parts(shard), args);
+}
+
+Result<int32_t> Arithmetic::add_parts(const Shard& shard, std::span<std::byte* const> from) {
+  std::vector<std::byte*> args(from.begin(), from.end());
+  args.push_back(shard.part);
+  return bind(adding_parts(shard, std::ssize(from)), args);
 }
 
 Result<int32_t> Arithmetic::choose_owner(const Rows& rows, int64_t count, std::byte* index,

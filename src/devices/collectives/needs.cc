@@ -54,7 +54,9 @@ int64_t slot_of(const RoleProgram& role, const Instruction& one, const Sizes& si
         most += sizes.of_runs(bytes(a) / sizes.members + 2 * kAlignment);
       return std::min(most, std::max(sizes.limit, sizes.members * 4 * kAlignment));
     case InstructionKind::kReduceScatter:
-      for (size_t a = 0; a + 1 < one.args.size(); a += 2) {
+      for (size_t a = 1; one.scaled != Scaled::kNone && a < one.args.size(); a += 2)
+        most += 2 * align_up(sizes.members * one.in_blocks().bytes(num_elements(type(a).shape)));
+      for (size_t a = 0; one.scaled == Scaled::kNone && a + 1 < one.args.size(); a += 2) {
         const int64_t stretches = stretches_of(type(a).shape, one);
         most = std::max(most, stretches == 1 ? sizes.of_runs(bytes(a + 1))
                                              : sizes.of_stretches(bytes(a), stretches, 2));
@@ -133,6 +135,7 @@ void add_sums(const RoleProgram& role, const Instruction& one, int64_t members, 
     return;
   }
   PIPER_CHECK(one.kind == InstructionKind::kReduceScatter, "{} has no sums", to_string(one.kind));
+  if (one.scaled != Scaled::kNone) return;  // see add_blocks
   for (size_t a = 0; a + 1 < one.args.size(); a += 2) {
     const TensorType &whole = role.tensor(one.args[a]).type,
                      &part = role.tensor(one.args[a + 1]).type;
@@ -140,26 +143,28 @@ void add_sums(const RoleProgram& role, const Instruction& one, int64_t members, 
   }
 }
 
-// What is told apart of parts in blocks: the stream, the type, how they travel, and how many
-// elements the part and the whole have.
-using Blocks = std::set<std::tuple<int32_t, DType, Scaled, int64_t, int64_t, int64_t>>;
+// What is told apart of parts in blocks: the stream, the type, how they travel, how many elements
+// the part and the whole have, and of sums the members.
+using Blocks = std::set<std::tuple<int32_t, DType, Scaled, int64_t, int64_t, int64_t, int64_t>>;
 
-void add_blocks(const RoleProgram& role, const Instruction& one, Blocks& known,
+void add_blocks(const RoleProgram& role, const Instruction& one, int64_t members, Blocks& known,
                 std::vector<FabricProgram>& programs) {
   if (one.scaled == Scaled::kNone) return;
+  const size_t adds = info(one.kind).adds ? 1 : 0;  // whole and part, or part and whole
   for (size_t a = 0; a + 1 < one.args.size(); a += 2) {
-    const TensorType &part = role.tensor(one.args[a]).type,
-                     &whole = role.tensor(one.args[a + 1]).type;
+    const TensorType &part = role.tensor(one.args[a + adds]).type,
+                     &whole = role.tensor(one.args[a + 1 - adds]).type;
     Shard shard;
     shard.dtype = whole.dtype;
     shard.count = num_elements(whole.shape), shard.part_count = num_elements(part.shape);
     shard.blocks = one.in_blocks();
-    const bool is_new =
-        known.emplace(one.stream, shard.dtype, one.scaled, one.block, shard.part_count, shard.count)
-            .second;
+    const bool is_new = known
+                            .emplace(one.stream, shard.dtype, one.scaled, one.block,
+                                     shard.part_count, shard.count, adds * members)
+                            .second;
     if (!is_new || shard.count == 0) continue;
-    programs.push_back({one.stream, putting(shard)});
-    programs.push_back({one.stream, taking(shard)});
+    programs.push_back({one.stream, adds ? putting_parts(shard) : putting(shard)});
+    programs.push_back({one.stream, adds ? adding_parts(shard, members) : taking(shard)});
   }
 }
 
@@ -189,7 +194,7 @@ std::vector<FabricProgram> device_fabric_programs(const RoleProgram& role, int64
       const int64_t members = members_of(role, one);
       if (members == 1) continue;
       add_sums(role, one, members, limit, sums);
-      add_blocks(role, one, blocks, programs);
+      add_blocks(role, one, members, blocks, programs);
       if (one.kind != InstructionKind::kDispatch && one.kind != InstructionKind::kCombine) continue;
       const Rows rows = rows_of(role, one, members);
       const bool is_new = known

@@ -143,7 +143,43 @@ Result<Stages> Preparer::all_reduce(std::span<const Piece> pieces, bool fast) {
   return stages;
 }
 
+// Each member puts what others own of its terms into blocks, and adds up what arrives of its own.
+Result<Stages> Preparer::reduce_in_blocks(std::span<const Shard> shards) {
+  int64_t room = 0;
+  for (const Shard& shard : shards) room += 2 * aligned(group.size() * part_in_blocks(shard));
+  PIPER_ASSIGN(std::byte * at, slots.at_least(group.stream, room));
+  Stages before, after;
+  Stage bring;
+  for (const Shard& shard : shards) {
+    if (shard.part_count == 0) continue;
+    const int64_t bytes = part_in_blocks(shard), half = aligned(group.size() * bytes),
+                  parts = parts_of(shard);
+    std::byte *const terms = at, *const arrived = at + half;
+    at += 2 * half;
+    if (shard.count > 0) {
+      PIPER_ASSIGN(const int32_t put, arithmetic.put_parts_in_blocks(shard, terms));
+      before.push_back(launch_stage(put));
+    }
+    if (group.own >= parts) {
+      after.push_back(zero_stage(shard.part, shard.dtype, shard.part_count));
+    } else {
+      std::vector<std::byte*> from;
+      for (int64_t k = 0; k < group.size(); ++k) {
+        from.push_back(arrived + k * bytes);
+        add_block(bring.incoming, k, from.back(), bytes);
+      }
+      PIPER_ASSIGN(const int32_t add, arithmetic.add_parts(shard, from));
+      after.push_back(launch_stage(add));
+    }
+    for (int64_t k = 0; k < parts; ++k) add_block(bring.outgoing, k, terms + k * bytes, bytes);
+  }
+  before.push_back(std::move(bring));
+  std::move(after.begin(), after.end(), std::back_inserter(before));
+  return before;
+}
+
 Result<Stages> Preparer::reduce_scatter(std::span<const Shard> shards, bool fast) {
+  if (!shards.empty() && shards[0].blocks.any()) return reduce_in_blocks(shards);
   Stages stages;
   const bool sums = fast && adds && group.size() > 1;
   Stage flat = sum_stage();  // all of one stretch at once

@@ -60,11 +60,18 @@ DType carrier_of(int64_t row_bytes);
 Program reduction(Reduction how, DType dtype, int64_t count, int64_t members);
 Program keeping(const Rows& rows, int64_t own);
 Program choosing(const Rows& rows, int64_t count);
-// Put a part into blocks, and take a whole out of those of all members.
+// Put a part into blocks, and take a whole out of those of all members; put a whole into blocks, by
+// part, and add up what members have of a part.
 Program putting(const Shard& shard);
 Program taking(const Shard& shard);
+Program putting_parts(const Shard& shard);
+Program adding_parts(const Shard& shard, int64_t members);
 // Returns the bytes of a part in blocks.
 inline int64_t part_in_blocks(const Shard& shard) { return shard.blocks.bytes(shard.part_count); }
+// Returns how many members have something of the whole.
+inline int64_t parts_of(const Shard& shard) {
+  return (shard.count + shard.part_count - 1) / shard.part_count;
+}
 
 // Loads each of these programs once. `workspaces`: by stream, as Slots have it.
 class Arithmetic {
@@ -79,6 +86,9 @@ class Arithmetic {
   Result<int32_t> keep_owned(const Rows& rows, int64_t own);
   Result<int32_t> put_in_blocks(const Shard& shard, std::byte* to);
   Result<int32_t> take_from_blocks(const Shard& shard, std::byte* from);
+  Result<int32_t> put_parts_in_blocks(const Shard& shard, std::byte* to);
+  // `from`: of each member.
+  Result<int32_t> add_parts(const Shard& shard, std::span<std::byte* const> from);
   // Binds a choice between members' rows. `from`: as many rows of each member.
   Result<int32_t> choose_owner(const Rows& rows, int64_t count, std::byte* index,
                                std::span<std::byte* const> from, std::byte* to);
@@ -112,6 +122,7 @@ struct Preparer {
   Result<Stages> reduce_scatter(std::span<const Shard> shards, bool fast);
   Result<Stages> all_gather(std::span<const Shard> shards);
   Result<Stages> gather_in_blocks(std::span<const Shard> shards);
+  Result<Stages> reduce_in_blocks(std::span<const Shard> shards);
   Result<Stages> all_to_all(std::span<const Exchange> exchanges);
   Result<Stages> rotate(std::span<const Turn> turns);
   Result<Stages> dispatch(const Rows& rows);

@@ -126,9 +126,12 @@ Status share_precision(Strategy& out) {
   if (out.replicates.empty())
     return fail(messages->reduce_at, "'reduce' without 'replicate' changes nothing");
   for (Replicate& replicate : out.replicates) {
-    if (replicate.dtype && replicate.dtype != messages->reduce)
+    const InBlocks& blocks = replicate.reduce_in;
+    if (blocks.any() || (replicate.dtype && replicate.dtype != messages->reduce))
       return fail(replicate.dtype_at, "gradients travel in {} and in {}",
-                  info(*messages->reduce).name, info(*replicate.dtype).name)
+                  info(*messages->reduce).name,
+                  blocks.any() ? kScaledNames[static_cast<size_t>(blocks.type)]
+                               : info(*replicate.dtype).name)
           .with_note(fmt::format("first at {}", yaml::place(messages->reduce_at)));
     replicate.dtype = messages->reduce;
     replicate.dtype_at = {};  // it is said there

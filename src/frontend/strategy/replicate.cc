@@ -39,46 +39,53 @@ std::string print_shard(const Field&, const Replicate& from) {
   return names.empty() ? "" : fmt::format("[{}]", join(names, ", "));
 }
 
-// A type that `precision` gives to all is said there.
-std::string print_dtype(const Field& field, const Replicate& replicate) {
-  return replicate.dtype_at.file.empty() ? "" : print_value(field, replicate.dtype);
-}
-
-// Types in which parameters travel: of 16 bits, and after these of 8 bits, in blocks with a scale.
+// Types in which parameters and gradients travel: of 16 bits and more, and after these of 8 bits,
+// in blocks with a scale.
 constexpr int64_t kOfBlocks = 1000;
-constexpr Word kTravellingTypes[] = {
-    word("bf16", DType::kBF16), word("f16", DType::kF16),
-    word("int8", kOfBlocks + static_cast<int64_t>(Scaled::kInt8)),
-    word("float8", kOfBlocks + static_cast<int64_t>(Scaled::kFloat8))};
+constexpr Word kInt8 = word("int8", kOfBlocks + static_cast<int64_t>(Scaled::kInt8)),
+               kFloat8 = word("float8", kOfBlocks + static_cast<int64_t>(Scaled::kFloat8));
+constexpr Word kGathered[] = {word("bf16", DType::kBF16), word("f16", DType::kF16), kInt8, kFloat8};
+constexpr Word kReduced[] = {kGradientTypes[0], kGradientTypes[1], kGradientTypes[2], kInt8,
+                             kFloat8};
 
-Status read_gather_dtype(const Field& field, const yaml::Entry& entry, const Reading& reading,
-                         Replicate& out) {
-  out.gather_dtype_at = entry.value.at;
+template <auto Type, auto In, auto At>
+Status read_sent(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                 Replicate& out) {
+  out.*At = entry.value.at;
   int64_t type = 0;
   PIPER_TRY(read_value(field, entry.value, reading, type));
   if (type > kOfBlocks)
-    out.gather_in.type = static_cast<Scaled>(type - kOfBlocks);
+    (out.*In).type = static_cast<Scaled>(type - kOfBlocks);
   else
-    out.gather_dtype = static_cast<DType>(type);
+    out.*Type = static_cast<DType>(type);
   return ok_status();
 }
-std::string print_gather_dtype(const Field& field, const Replicate& from) {
-  if (from.gather_in.any())
-    return print_value(field, kOfBlocks + static_cast<int64_t>(from.gather_in.type));
-  return from.gather_dtype ? print_value(field, from.gather_dtype) : "";
+// A type that `precision` gives to all is said there.
+template <auto Type, auto In, auto At>
+std::string print_sent(const Field& field, const Replicate& from) {
+  if ((from.*In).any())
+    return print_value(field, kOfBlocks + static_cast<int64_t>((from.*In).type));
+  return (from.*At).file.empty() || !(from.*Type) ? "" : print_value(field, from.*Type);
 }
+template <auto Type, auto In, auto At>
+constexpr Member kSentIn = custom<read_sent<Type, In, At>, print_sent<Type, In, At>>;
 
+template <auto In>
 Status read_block(const Field& field, const yaml::Entry& entry, const Reading& reading,
                   Replicate& out) {
-  PIPER_TRY(read_value(field, entry.value, reading, out.gather_in.block));
-  if (is_block(out.gather_in.block)) return ok_status();
+  int64_t& block = (out.*In).block;
+  PIPER_TRY(read_value(field, entry.value, reading, block));
+  if (is_block(block)) return ok_status();
   return fail(entry.value.at, "a block is a power of two of elements from {} to {}, not {}",
-              kLeastBlock, kMostBlock, out.gather_in.block);
+              kLeastBlock, kMostBlock, block);
 }
+template <auto In>
 std::string print_block(const Field& field, const Replicate& from) {
-  const bool is_usual = from.gather_in.block == Replicate().gather_in.block;
-  return is_usual ? "" : print_value(field, from.gather_in.block);
+  const bool is_usual = (from.*In).block == (Replicate().*In).block;
+  return is_usual ? "" : print_value(field, (from.*In).block);
 }
+template <auto In>
+constexpr Member kBlocksOf = custom<read_block<In>, print_block<In>>;
 
 // How parameters are gathered is said of those that are sharded.
 template <auto Value>
@@ -90,25 +97,42 @@ constexpr Member kGathers = {read_member<Value>, print_by<print_gather<Value>>};
 
 // ---- Checks -------------------------------------------------------------------------------------
 
+// Checks what may travel rounded.
+Status check_sent(const Fields& map, const InBlocks& in, bool lossy, const SourceSpan& dtype_at,
+                  const char* what) {
+  if (map["lossy"] && !map["dtype"])
+    return fail(map.key_at("lossy"), "'lossy' without 'dtype' allows nothing");
+  if (in.any() && !lossy)
+    return fail(dtype_at, "{} that travel in {} are rounded", what,
+                kScaledNames[static_cast<size_t>(in.type)])
+        .with_note("help: 'lossy: true' beside 'dtype' allows that");
+  if (map["block"] && !in.any())
+    return fail(map.key_at("block"), "'block' needs a 'dtype' of 8 bits")
+        .with_note("help: 'dtype: int8' or 'dtype: float8'");
+  return ok_status();
+}
+
 Status check_gather(const Fields& map, const Reading&, Replicate& out) {
   if (!out.shard_optimizer) return fail(map.at(), "'gather' without 'shard' gathers nothing");
   for (const char* key : {"prefetch", "when"})
     if (map[key] && !out.shard_parameters)
       return fail(map.key_at(key), "'{}' needs parameters that are sharded", key)
           .with_note("help: write 'shard: [optimizer, gradients, parameters]'");
-  if (map["lossy"] && !map["dtype"])
-    return fail(map.key_at("lossy"), "'lossy' without 'dtype' allows nothing");
-  if (out.gather_in.any() && !out.lossy)
-    return fail(out.gather_dtype_at, "parameters that travel in {} are rounded",
-                kScaledNames[static_cast<size_t>(out.gather_in.type)])
-        .with_note("help: 'lossy: true' beside 'dtype' allows that");
-  if (map["block"] && !out.gather_in.any())
-    return fail(map.key_at("block"), "'block' needs a 'dtype' of 8 bits")
-        .with_note("help: 'dtype: int8' or 'dtype: float8'");
-  return ok_status();
+  return check_sent(map, out.gather_in, out.lossy, out.gather_dtype_at, "parameters");
 }
 
+// What is reduced in blocks is added up where its parts arrive.
 Status check_reduce(const Fields& map, const Reading&, Replicate& out) {
+  PIPER_TRY(check_sent(map, out.reduce_in, out.reduce_lossy, out.dtype_at, "gradients"));
+  const char* type = kScaledNames[static_cast<size_t>(out.reduce_in.type)];
+  if (out.reduce_in.any() && !out.shard_optimizer)
+    return fail(out.dtype_at, "not supported: gradients that travel in {} without 'shard'", type)
+        .with_note(
+            "help: with 'shard: [optimizer]' each rank adds up its part of them, and rounds no "
+            "sum");
+  if (out.reduce_in.any() && out.sum == Replicate::Order::kFast)
+    return fail(map["sum"]->at, "the device's own library adds up no gradients in {}", type)
+        .with_note("help: leave 'sum' out: they are added up in order");
   if (out.reduce == When::kMicrobatch && !out.shard_gradients)
     return fail(map["when"]->at, "'per_microbatch' needs gradients that are sharded")
         .with_note("help: write 'shard: [optimizer, gradients]'");
@@ -147,17 +171,10 @@ constexpr Word kSumOrders[] = {word("ordered", Replicate::Order::kOrdered),
                                word("fast", Replicate::Order::kFast)};
 constexpr Member kStreamOfSums = located<&Replicate::stream, &Replicate::stream_at>;
 
-Status read_dtype(const Field& field, const yaml::Entry& entry, const Reading& reading,
-                  Replicate& out) {
-  out.dtype_at = entry.value.at;
-  if (parse_scaled(entry.value.text) != Scaled::kNone)
-    return fail(entry.value.at, "not supported: gradients that travel in {}, in blocks with scales",
-                entry.value.text)
-        .with_note(
-            "help: bf16 or f16; parameters may travel so: 'gather: {dtype: int8, lossy: true}'");
-  return read_value(field, entry.value, reading, out.dtype);
-}
-constexpr Member kDtype = custom<read_dtype, print_dtype>;
+constexpr Member kGatherType =
+    kSentIn<&Replicate::gather_dtype, &Replicate::gather_in, &Replicate::gather_dtype_at>;
+constexpr Member kReduceType =
+    kSentIn<&Replicate::dtype, &Replicate::reduce_in, &Replicate::dtype_at>;
 
 constexpr Field kGather[] = {
     {"prefetch", integer(0, 1024), kOptional, "Buckets gathered ahead of their use. Default 1.",
@@ -166,20 +183,24 @@ constexpr Field kGather[] = {
      kGathers<&Replicate::gather>},
     {"stream", kName, kOptional, "Stream of the gathers. Default gather.",
      located<&Replicate::gather_stream, &Replicate::gather_stream_at>},
-    {"dtype", one_of(kTravellingTypes), kOptional,
-     "Type in which parameters are sent. Default: the one in which they are read.",
-     custom<read_gather_dtype, print_gather_dtype>},
+    {"dtype", one_of(kGathered), kOptional,
+     "Type in which parameters are sent. Default: the one in which they are read.", kGatherType},
     {"lossy", kBool, kOptional, "Allow rounding of parameters that are read in f32. Default false.",
      member<&Replicate::lossy>},
     {"block", kInteger, kOptional,
      "With int8 and float8: so many elements have one scale. Default 256.",
-     custom<read_block, print_block>},
+     kBlocksOf<&Replicate::gather_in>},
 };
 constexpr Field kReduce[] = {
     {"when", one_of(kReduceWhen), kOptional, "How often. Default per_step.",
      member<&Replicate::reduce>},
-    {"dtype", one_of(kGradientTypes), kOptional,
-     "Type in which gradients are sent. Default: the one in which they are added up.", kDtype},
+    {"dtype", one_of(kReduced), kOptional,
+     "Type in which gradients are sent. Default: the one in which they are added up.", kReduceType},
+    {"lossy", kBool, kOptional, "Allow rounding to 8 bits. Default false.",
+     member<&Replicate::reduce_lossy>},
+    {"block", kInteger, kOptional,
+     "With int8 and float8: so many elements have one scale. Default 256.",
+     kBlocksOf<&Replicate::reduce_in>},
     {"sum", one_of(kSumOrders), kOptional,
      "How they are added up: ordered (default) in rank order, with the same bits everywhere; fast "
      "by the device's own library.",

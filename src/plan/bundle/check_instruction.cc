@@ -126,18 +126,20 @@ class InstructionCheck {
     return ok_status();
   }
 
-  // Checks what travels in 8 bits: runs of floats that the whole has not already, as it is rounded.
+  // Checks what travels in 8 bits: runs of floats that are not there already, as they are rounded.
   Status check_blocks() const {
     if (one_.scaled == Scaled::kNone)
       return one_.block == 0 ? ok_status()
                              : wrong("it has blocks of {} without a type", one_.block);
-    if (one_.kind != InstructionKind::kAllGather || one_.dim >= 0)
-      return wrong("it gathers no flat runs that could travel in blocks");
+    const bool reduces = one_.kind == InstructionKind::kReduceScatter;
+    if ((one_.kind != InstructionKind::kAllGather && !reduces) || one_.dim >= 0 || one_.fast)
+      return wrong("it moves no flat runs that could travel in blocks");
     if (!is_block(one_.block)) return wrong("it cannot have blocks of {}", one_.block);
     for (size_t a = 0; a < one_.args.size(); ++a) {
       const Tensor& tensor = role_.tensor(one_.args[a]);
-      if (!info(tensor.type.dtype).is_float || (a % 2 == 1 && tensor.kind != BufferKind::kStep))
-        return wrong("'{}' is no gathered float that could be rounded",
+      if (!info(tensor.type.dtype).is_float ||
+          (a % 2 == 1 && !reduces && tensor.kind != BufferKind::kStep))
+        return wrong("'{}' is no float that could be rounded",
                      quote_control(role_.name(one_.args[a])));
     }
     return ok_status();

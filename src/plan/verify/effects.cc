@@ -128,9 +128,24 @@ class EffectsWalk : public BufferWalk<uint64_t> {
       }
       combined_.emplace_back(combine.arg, all);
     }
+    if (!combined_.empty())
+      note_rounded(place, model_.cells[place.cell].role->programs[step.program]);
     for (const int32_t arg : program.written) held(place, args[arg]) = after[arg];
     for (const auto& [arg, symbol] : combined_) held(place, args[arg]) = symbol;
     add(place, one, args, after);
+  }
+  // Notes how a program rounds terms before it adds them up.
+  void note_rounded(Spot place, const Program& program) {
+    std::map<int32_t, int32_t> of;  // by value: the argument that it is of another shape
+    for (const ProgramOp& op : program.ops) {
+      const int32_t from = op.inputs.empty() ? -1 : op.inputs[0];
+      const auto known = of.find(from);
+      const int32_t arg = known != of.end() ? known->second : from;
+      if (op.op == "Reshape") of[op.outputs[0]] = arg;
+      if (op.op != "ToBlocks" || arg < 0 || arg >= program.num_args) continue;
+      const uint64_t places = places_symbol(op.attrs, program.values[from].shape);
+      effects_.rounded.try_emplace(join_symbols(before_[static_cast<size_t>(arg)], places), place);
+    }
   }
   // Returns whether another rank along a followed axis adds its part or term of the same
   // contribution, so that this one is not counted again.
@@ -256,12 +271,19 @@ class EffectsWalk : public BufferWalk<uint64_t> {
     if (parts && info(one.kind).args == ArgForm::kTurns) made = values_.in_turn(made);
     return one.scaled == Scaled::kNone ? made : in_blocks(members[0], a, made);
   }
-  // Returns the symbol of what is gathered in blocks, of parts.
-  uint64_t in_blocks(Spot place, size_t part, uint64_t symbol) {
+  // Returns the symbol of what travels in blocks. A sum keeps its own; how its terms are rounded is
+  // noted.
+  uint64_t in_blocks(Spot place, size_t arg, uint64_t symbol) {
     const Instruction& one = section_.at(place);
     const RoleProgram& role = *model_.cells[place.cell].role;
-    const TensorType& whole = role.tensor(one.args[part + 1]).type;
-    const int64_t run = num_elements(role.tensor(one.args[part]).type.shape);
+    const size_t adds = info(one.kind).adds ? 1 : 0;  // whole and part, or part and whole
+    const TensorType& whole = role.tensor(one.args[arg + 1 - adds]).type;
+    const int64_t run = num_elements(role.tensor(one.args[arg + adds]).type.shape);
+    if (adds && sums_.contains(symbol)) {
+      const uint64_t places = places_symbol(one.in_blocks(), whole.shape, run);
+      effects_.rounded.try_emplace(join_symbols(symbol, places), place);
+      return symbol;
+    }
     const uint64_t made = round_in_blocks(symbol, one.in_blocks(), whole.shape, run);
     return whole_ && is_half(whole.dtype) ? values_.rounded(made, info(whole.dtype).name) : made;
   }

@@ -1,6 +1,7 @@
 // Which sums of what its arguments held a program leaves in them: through ops that add, move or
 // round. The sum of arguments is that of their symbols.
 #include <algorithm>
+#include <map>
 
 #include "values.h"
 
@@ -19,6 +20,8 @@ class Reader {
   std::vector<Sum> run() {
     for (const ProgramOp& op : program_.ops) {
       const std::vector<Sum> made = results(op);
+      if (op.op == "ToBlocks" && op.outputs[0] >= 0)
+        in_blocks_[op.outputs[0]] = {&op, load(op.inputs[0])};
       for (size_t i = 0; i < op.outputs.size(); ++i)
         if (op.outputs[i] >= 0) held_[op.outputs[i]] = i < made.size() ? made[i] : std::nullopt;
     }
@@ -41,11 +44,24 @@ class Reader {
     return false;
   }
 
+  // Returns the sum that was put into blocks, if it is taken out of them as it was put in.
+  Sum out_of_blocks(const ProgramOp& op) const {
+    const auto known = in_blocks_.find(op.inputs[0]);
+    if (known == in_blocks_.end()) return std::nullopt;
+    const auto& [put, sum] = known->second;
+    const bool same = op.attrs.text("to") == put->attrs.text("to") &&
+                      op.attrs.integer("block") == put->attrs.integer("block") &&
+                      op.attrs.integer("run") == put->attrs.integer("run") &&
+                      op.attrs.integers("piece") == put->attrs.integers("piece");
+    return same && type(op.outputs[0]) == type(put->inputs[0]) ? sum : std::nullopt;
+  }
+
   std::vector<Sum> results(const ProgramOp& op) const {
     const bool one_type = op.inputs.size() == 2 && op.inputs[0] >= 0 && op.inputs[1] >= 0 &&
                           type(op.inputs[0]) == type(op.outputs[0]) &&
                           type(op.inputs[1]) == type(op.outputs[0]);
     if (op.op == "Add" && one_type) return {added(load(op.inputs[0]), load(op.inputs[1]))};
+    if (op.op == "FromBlocks" && roundings_ == Roundings::kAny) return {out_of_blocks(op)};
     const bool rounds = op.op == "Cast" && op.inputs.size() == 1 && op.inputs[0] >= 0 &&
                         info(type(op.inputs[0]).dtype).is_float &&
                         keeps_sums(op, type(op.outputs[0]).dtype);
@@ -55,6 +71,8 @@ class Reader {
   const Program& program_;
   const Roundings roundings_;
   std::vector<Sum> held_;  // by value
+  // By value: what put it into blocks, and the sum that this was.
+  std::map<int32_t, std::pair<const ProgramOp*, Sum>> in_blocks_;
 };
 
 }  // namespace

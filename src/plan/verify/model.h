@@ -214,7 +214,7 @@ class Findings {
 // Returns for each argument, if it holds a sum of arguments after the program, the sum of their
 // symbols, else nothing. A cast to another float counts as the same sum if it is to a type of the
 // program's results (kToResults): the sum is kept or sent in that type. On one device that plays
-// all replicas, casts stand for what replicas send, so all count (kAny).
+// all replicas, casts and blocks stand for what replicas send, so all count (kAny).
 enum class Roundings { kToResults, kAny };
 std::vector<std::optional<uint64_t>> sums_of(const Program& program, Roundings roundings);
 uint64_t initial_symbol(size_t arg);

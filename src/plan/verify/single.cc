@@ -132,6 +132,7 @@ class EffectCheck {
     if (effects_.strange_square.valid())
       add("{} sums the squares of another value than one device does",
           name(effects_.strange_square));
+    check_rounded();
     check_states();
     check_reports();
   }
@@ -171,6 +172,18 @@ class EffectCheck {
       else
         add("{} adds to '{}' something else than {} does{}", name(one.last), sum, other, origin());
     }
+  }
+  // One device rounds terms of replicas in the blocks in which ranks send them.
+  void check_rounded() {
+    const auto& wanted = single_->effects.rounded;
+    for (const auto& [how, place] : effects_.rounded)
+      if (!wanted.contains(how))
+        return add("{} sends terms of a sum in other blocks than one device rounds them in",
+                   name(place));
+    for (const auto& [how, place] : wanted)
+      if (!effects_.rounded.contains(how))
+        return add("one device rounds terms of a sum, in {}, which no rank sends so",
+                   name_of(single_->model, single_->section, place));
   }
   void check_states() {
     std::map<std::pair<std::string, DType>, uint64_t> wanted;  // a copy has another type

@@ -234,20 +234,19 @@ uint64_t slope_symbol(std::string_view form, uint64_t x) {
   return join_symbols(symbol_of(form), join_symbols(symbol_of("slope"), x));
 }
 
-namespace {
-
-// Returns a symbol of how elements lie in blocks: those of each piece of a tensor by themselves. (A
-// rank's piece is its part, which rule layout follows.)
-uint64_t places_symbol(Scaled type, int64_t block, const Shape& piece, int64_t run) {
+uint64_t places_symbol(const InBlocks& in, const Shape& piece, int64_t run) {
   const int64_t all = num_elements(piece);
-  return joined(symbol_of(kScaledNames[static_cast<size_t>(type)]),
-                {all, block, run > 0 ? std::min(run, all) : all});
+  return joined(symbol_of(kScaledNames[static_cast<size_t>(in.type)]),
+                {all, in.block, run > 0 ? std::min(run, all) : all});
 }
 uint64_t places_symbol(const Attrs& attrs, const Shape& shape) {
   const std::vector<int64_t> piece = attrs.integers("piece");
-  return places_symbol(parse_scaled(attrs.text("to")), attrs.integer("block"),
+  return places_symbol({parse_scaled(attrs.text("to")), attrs.integer("block")},
                        piece.empty() ? shape : piece, attrs.integer("run"));
 }
+
+namespace {
+
 uint64_t put(uint64_t symbol, uint64_t places) {
   return join_symbols(symbol_of("ToBlocks"), join_symbols(places, symbol));
 }
@@ -264,7 +263,7 @@ uint64_t take_from_blocks(uint64_t symbol, const Attrs& attrs, const Shape& shap
   return take(symbol, places_symbol(attrs, shape));
 }
 uint64_t round_in_blocks(uint64_t symbol, const InBlocks& in, const Shape& shape, int64_t run) {
-  const uint64_t places = places_symbol(in.type, in.block, shape, run);
+  const uint64_t places = places_symbol(in, shape, run);
   return take(put(symbol, places), places);
 }
 

@@ -140,8 +140,28 @@ Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
   return graph;
 }
 
-// Notes how parts of parameters travel in blocks, which begin anew in each part of what a rank
-// reads whole.
+// Says how parts of a parameter of `run` elements, or of its gradient, lie in blocks, which begin
+// anew in each part of what a rank has whole. `at`: where the strategy says so.
+Result<PartsInBlocks> parts_in_blocks(const Dag& dag, const Param& param, InBlocks in, int64_t run,
+                                      const SourceSpan& at) {
+  const Value& value = dag.graph.value(param.value);
+  const size_t rank = value.type.shape.size();
+  PartsInBlocks how{in.type, in.block, value.type.shape, Shape(rank, 1), run};
+  std::vector<int> cuts(rank);
+  for (const AxisLayout& lies : value.over) {
+    if (lies.layout.kind != LayoutKind::kSharded) continue;
+    const auto d = static_cast<size_t>(lies.layout.dim);
+    how.outer[d] = lies.layout.outer;
+    const bool is_padded = d < value.unpadded.size() && value.unpadded[d] > 0;
+    if (++cuts[d] == 1 && !lies.layout.mirrored && (how.outer[d] == 1 || !is_padded)) continue;
+    return fail(at, "not supported: '{}' in blocks, of which 'shard' cuts dim {} {}",
+                quote_control(param.name), d,
+                cuts[d] > 1 ? "over several axes" : "into stretches that are padded or mirrored");
+  }
+  return how;
+}
+
+// Notes how parts of parameters and of their gradients travel in blocks.
 Status note_blocks(const Dag& dag, const Cut& cut, Making& making) {
   std::map<ValueId, ValueId> master_of;
   for (const Copy& copy : dag.copies) master_of[copy.copy] = copy.master;
@@ -151,29 +171,30 @@ Status note_blocks(const Dag& dag, const Cut& cut, Making& making) {
       const auto master = master_of.find(part.param);
       parts.emplace(master == master_of.end() ? part.param : master->second, &part);
     }
+  std::map<ValueId, const Sum*> sums;  // by gradient
+  for (const Sum& sum : dag.sums)
+    if (sum.part.valid() && dag.rounds[static_cast<size_t>(sum.rounds[0])].scaled != Scaled::kNone)
+      sums.emplace(sum.value, &sum);
+  const auto elements = [&](ValueId value) {
+    return num_elements(dag.graph.value(value).type.shape);
+  };
+  const auto entry_of = [&](const Param& param) -> const Replicate& {
+    return making.strategy.replicates[cut.lines_of.at(param.name).front()];
+  };
   for (const Param& param : dag.graph.params) {
-    const auto known = parts.find(param.value);
-    if (known == parts.end()) continue;
-    const Value& value = dag.graph.value(param.value);
-    const Part& part = *known->second;
-    ReadInBlocks how{{part.scaled, part.block},
-                     value.type.shape,
-                     Shape(value.type.shape.size(), 1),
-                     num_elements(dag.graph.value(part.value).type.shape)};
-    std::vector<int> cuts(value.type.shape.size());
-    for (const AxisLayout& lies : value.over) {
-      if (lies.layout.kind != LayoutKind::kSharded) continue;
-      const auto d = static_cast<size_t>(lies.layout.dim);
-      how.outer[d] = lies.layout.outer;
-      const bool is_padded = d < value.unpadded.size() && value.unpadded[d] > 0;
-      if (++cuts[d] == 1 && !lies.layout.mirrored && (how.outer[d] == 1 || !is_padded)) continue;
-      const size_t line = cut.lines_of.at(param.name).front();
-      return fail(making.strategy.replicates[line].gather_dtype_at,
-                  "not supported: '{}' in blocks, of which 'shard' cuts dim {} {}",
-                  quote_control(param.name), d,
-                  cuts[d] > 1 ? "over several axes" : "into stretches that are padded or mirrored");
+    if (const auto known = parts.find(param.value); known != parts.end()) {
+      const Part& part = *known->second;
+      PIPER_ASSIGN(making.in_blocks.read[param.name],
+                   parts_in_blocks(dag, param, {part.scaled, part.block}, elements(part.value),
+                                   entry_of(param).gather_dtype_at));
     }
-    making.in_blocks[param.name] = std::move(how);
+    if (const auto known = sums.find(param.gradient); known != sums.end()) {
+      const SumRound& round = dag.rounds[static_cast<size_t>(known->second->rounds[0])];
+      PIPER_ASSIGN(
+          making.in_blocks.reduced[param.name],
+          parts_in_blocks(dag, param, {round.scaled, round.block},
+                          elements(known->second->run_after(0)), entry_of(param).dtype_at));
+    }
   }
   return ok_status();
 }
@@ -226,6 +247,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   Result<Dag> made = make_dag(std::move(graph), spec);
   if (!made) return with_rules(std::move(made).error(), strategy, spec.region_tags);
   PIPER_ASSIGN(Dag dag, std::move(made));
+  for (const Copy& copy : dag.copies) making.copies.insert(dag.graph.value(copy.copy).name);
   if (making.is_oracle()) return dag;
   explain_copies(dag, explain);
   explain_versions(dag, strategy, explain);
@@ -332,6 +354,7 @@ Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& 
                 .of_evaluation = of_step.of_evaluation,
                 .lie = of_step.lie,
                 .in_blocks = of_step.in_blocks,
+                .copies = of_step.copies,
                 .is_outer = is_outer,
                 .evaluates = !is_outer};
   const bool was_quiet = std::exchange(of_step.steps.quiet, true);
@@ -496,7 +519,7 @@ Result<Compiled> compile(const CompileOptions& options) {
 
   Summing summing, of_evaluation, of_outer;
   std::map<std::string, std::vector<AxisLayout>> lie;
-  std::map<std::string, ReadInBlocks> in_blocks;
+  InBlocksOf in_blocks;
   const auto plans_of = [&](Target target) {
     return make_plans(step.graph, cut,
                       {target, options, strategy, steps, compiled, variables, costs, summing,

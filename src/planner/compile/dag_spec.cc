@@ -55,7 +55,9 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   if (making.is_oracle() && making.target != Target::kFirst) spec.replicas_in_turn = cut.replicas;
   if (making.target != Target::kFirst) spec.rounds = cut.rounds, spec.rounds_of = cut.rounds_of;
   if (making.is_oracle()) spec.in_blocks = making.in_blocks;
+  if (!making.is_single()) spec.in_blocks.reduced.clear();  // it has no terms of replicas
   spec.keeps_copies = making.strategy.local_steps.empty();
+  if (making.evaluates) spec.copies = making.copies;
   spec.weight_versions = making.is_section() ? 1 : making.strategy.weight_versions;
   const auto leave_mesh = [&](std::vector<SumRound>& rounds) {
     for (SumRound& round : rounds)

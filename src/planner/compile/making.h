@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 
 #include "piper/frontend/strategy.h"
 #include "piper/planner/job_costs.h"
@@ -32,13 +33,14 @@ struct Making {
   Summing& of_evaluation;   // as `summing`
   // How axes cut each parameter and buffer of the step; an evaluation cuts them alike.
   std::map<std::string, std::vector<AxisLayout>>& lie;
-  // By parameter: how the strategy's plan gathers it in blocks; the reference plans round it so.
-  std::map<std::string, ReadInBlocks>& in_blocks;
-  const Graph* outer = nullptr;  // the step between local steps; null: there is none
-  Summing* of_outer = nullptr;   // as `summing`
-  bool is_outer = false;         // it makes that step, of one that is made already
-  bool evaluates = false;        // it makes the forward pass alone, of a step that is made already
-  Explanations unsaid = {};      // of reference plans: not shown
+  // How the strategy's plan sends parameters and gradients in blocks; reference plans round so.
+  InBlocksOf& in_blocks;
+  const Graph* outer = nullptr;       // the step between local steps; null: there is none
+  Summing* of_outer = nullptr;        // as `summing`
+  std::set<std::string> copies = {};  // in 16 bits, that the step keeps of parameters
+  bool is_outer = false;              // it makes that step, of one that is made already
+  bool evaluates = false;    // it makes the forward pass alone, of a step that is made already
+  Explanations unsaid = {};  // of reference plans: not shown
 
   bool is_oracle() const { return target != Target::kStrategy; }
   // The schedule is the strategy's: that of a forward pass is the list scheduler's.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "expander.h"
+#include "piper/planner/make_dag.h"
 
 namespace piper {
 
@@ -91,7 +92,8 @@ ItemId Expander::sum_parts(int32_t s) {
       totals[r] = add_parts(s, move_to(totals[r], dag_.items[part.index()].cell), part);
     }
   }
-  if (totals.size() == 1) return totals[0];
+  // What plays one replica only rounds its term all the same.
+  if (totals.size() == 1) return sum(s).in_blocks < 0 ? totals[0] : add_in_blocks(s, totals);
   std::vector<bool> added(totals.size());
   for (size_t at = 0; at < sum(s).rounds.size(); ++at) {
     const int64_t size = round(s, at).size, stride = round(s, at).stride;
@@ -103,6 +105,10 @@ ItemId Expander::sum_parts(int32_t s) {
         const size_t member = r + static_cast<size_t>(k * stride);
         members.push_back(totals[member]);
         added[member] = k > 0;
+      }
+      if (at == 0 && sum(s).in_blocks >= 0) {
+        totals[r] = add_in_blocks(s, members);
+        continue;
       }
       if (type != own_type(s) || info(type).bytes < 4) {
         totals[r] = add_rounded(s, members, type);
@@ -125,6 +131,8 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
               .stream = round(sums[0], r).stream,
               .group = SmallVector(round(sums[0], r).axes),
               .fast = round(sums[0], r).fast,
+              .scaled = blocks_in(sums[0], r).type,
+              .block = blocks_in(sums[0], r).block,
               .reads = SmallVector(from)};
   if (r == 0) reduce.region = region;
   for (size_t i = 0; i < sums.size(); ++i) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "expander.h"
+#include "kept.h"
 
 namespace piper {
 
@@ -62,18 +63,42 @@ std::vector<ItemId> Expander::in_type(const std::vector<int32_t>& sums, std::vec
   return items;
 }
 
+template <class Round>
+ValueId Expander::add_all(int32_t s, const std::vector<ItemId>& members, const Round& round) {
+  ValueId total;
+  for (ItemId member : members) {
+    const ValueId part = round(dag_.items[member.index()].value);
+    total = total.valid()
+                ? end_op("Add", {}, {total, part}, dag_.graph.value(part).type, sum(s).name)
+                : part;
+  }
+  return total;
+}
+
 ItemId Expander::add_rounded(int32_t s, const std::vector<ItemId>& members, DType type) {
   const std::string& name = sum(s).name;
   const size_t first = dag_.graph.nodes.size();
-  ValueId total;
-  for (ItemId member : members) {
-    const ValueId value = dag_.items[member.index()].value;
-    const ValueId part = cast(cast(value, type, name), DType::kF32, name);
-    total =
-        total.valid() ? end_op("Add", {}, {total, part}, dag_.graph.value(part).type, name) : part;
-  }
+  const ValueId total = add_all(
+      s, members, [&](ValueId value) { return cast(cast(value, type, name), DType::kF32, name); });
   cast(cast(total, type, name), own_type(s), name);
   return combine(s, members, first, fmt::format("U sum {} in {}", name, info(type).name));
+}
+
+// Terms are added up in f32 at least, and their sum is rounded to the type of the sum once.
+ItemId Expander::add_in_blocks(int32_t s, const std::vector<ItemId>& members) {
+  const std::string& name = sum(s).name;
+  const PartsInBlocks& how = dag_.in_blocks[static_cast<size_t>(sum(s).in_blocks)];
+  const DType wide = info(own_type(s)).bytes < 4 ? DType::kF32 : own_type(s);
+  const size_t first = dag_.graph.nodes.size();
+  Builder build(dag_.graph);
+  build.pass = Pass::kU;
+  build.name_prefix = name + ".";
+  const ValueId total = add_all(s, members, [&](ValueId value) {
+    return cast(rounded_in_blocks(build, value, how), wide, name);
+  });
+  cast(total, own_type(s), name);
+  const char* const type = kScaledNames[static_cast<size_t>(how.scaled)];
+  return combine(s, members, first, fmt::format("U sum {} in {}", name, type));
 }
 
 Expander::Reduced& Expander::reduced(int32_t s, int32_t use) {
@@ -132,6 +157,8 @@ void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& buck
               .label = add_label("reduce_scatter " + what),
               .group = SmallVector(first.axes),
               .fast = first.fast,
+              .scaled = first.scaled,
+              .block = first.block,
               .region = dag_.split_sums ? of.chunk : ChunkId()};
   Task join = end_task(joining_chunk(bucket, of.cell), "add " + what);
   join.micro = of.micro;

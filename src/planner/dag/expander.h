@@ -161,8 +161,15 @@ class Expander {
   DType own_type(int32_t s) const { return dag_.graph.value(result_of(s)).type.dtype; }
   DType type_in(int32_t s, size_t r) const { return round(s, r).dtype.value_or(own_type(s)); }
   int64_t travelling_bytes(int32_t s, const TensorType& type) const {
-    const DType first = sum(s).rounds.empty() ? own_type(s) : type_in(s, 0);
-    return num_elements(type.shape) * info(first).bytes;
+    const int64_t elements = num_elements(type.shape);
+    if (sum(s).rounds.empty()) return elements * info(own_type(s)).bytes;
+    const InBlocks in = blocks_in(s, 0);
+    return in.any() ? in.bytes(elements) : elements * info(type_in(s, 0)).bytes;
+  }
+  // Returns in which blocks terms travel in a round, if they do: it leaves a part of the sum.
+  InBlocks blocks_in(int32_t s, size_t r) const {
+    const SumRound& of = round(s, r);
+    return r < sum(s).cut_rounds() ? InBlocks{of.scaled, of.block} : InBlocks();
   }
   ValueId cast(ValueId value, DType type, const std::string& name);
   std::string several(const std::vector<int32_t>& sums, DType type) const;  // for labels
@@ -176,6 +183,10 @@ class Expander {
   // Returns what ranks do by a reduction that rounds: the oracle's part of a round, in the first
   // one's memory.
   ItemId add_rounded(int32_t s, const std::vector<ItemId>& members, DType type);
+  // Returns the sum of the members' values in their order, each as round() makes it.
+  template <class Round>
+  ValueId add_all(int32_t s, const std::vector<ItemId>& members, const Round& round);
+  ItemId add_in_blocks(int32_t s, const std::vector<ItemId>& members);
 
   // Reduces round `r` of several sums, as one message.
   std::vector<ItemId> reduce(const std::vector<int32_t>& sums, const std::vector<ItemId>& totals,

@@ -28,6 +28,8 @@ PIPER_FIELDS(SumRound) {
   v("axes", &SumRound::axes);
   v("stream", &SumRound::stream);
   v("dtype", &SumRound::dtype);
+  v("scaled", &SumRound::scaled);
+  v("block", &SumRound::block);
   v("fast", &SumRound::fast);
   v("line", &SumRound::line, kElsewhere);
   v("cuts", &SumRound::cuts);
@@ -63,6 +65,14 @@ PIPER_FIELDS(Version) {
   v("previous", &Version::previous);
 }
 
+PIPER_FIELDS(PartsInBlocks) {
+  v("scaled", &PartsInBlocks::scaled, kWord);
+  v("block", &PartsInBlocks::block);
+  v("piece", &PartsInBlocks::piece);
+  v("outer", &PartsInBlocks::outer);
+  v("run", &PartsInBlocks::run);
+}
+
 PIPER_FIELDS(Sum) {
   v("name", &Sum::name, kWord);
   v("value", &Sum::value);
@@ -72,6 +82,7 @@ PIPER_FIELDS(Sum) {
   v("part", &Sum::part);
   v("larger", &Sum::larger);
   v("each_micro", &Sum::each_micro);
+  v("in_blocks", &Sum::in_blocks);
 }
 
 PIPER_FIELDS(Chunk) {
@@ -122,6 +133,8 @@ PIPER_FIELDS(Task) {
   v("distance", &Task::distance);
   v("group", &Task::group);
   v("fast", &Task::fast);
+  v("scaled", &Task::scaled);
+  v("block", &Task::block);
   v("region", &Task::region);
   v("reads", &Task::reads);
   v("writes", &Task::writes);
@@ -157,6 +170,7 @@ PIPER_FIELDS(Dag) {
   v("streams", &Dag::streams, kElsewhere);
   v("variants", &Dag::variants, kElsewhere);
   v("rounds", &Dag::rounds, kElsewhere);
+  v("in_blocks", &Dag::in_blocks, kElsewhere);
   v("parts", &Dag::parts, kElsewhere);
   v("exchanges", &Dag::exchanges, kElsewhere);
   v("copies", &Dag::copies, kElsewhere);
@@ -182,6 +196,7 @@ void each_table(SomeDag& dag, Visit&& visit) {
   visit("exchange", dag.exchanges);
   visit("copy", dag.copies);
   visit("version", dag.versions);
+  visit("in_blocks", dag.in_blocks);
   visit("sum", dag.sums);
   visit("chunk", dag.chunks);
   visit("item", dag.items);

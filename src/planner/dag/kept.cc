@@ -76,14 +76,15 @@ class Copier {
     for (const auto& [copy, original] : dag.variants.copies) varies_.insert({copy, original});
   }
 
-  void run() {
+  void run(const std::optional<std::set<std::string>>& only) {
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
       if (rounds_to_half(graph_, graph_.nodes[i])) find(NodeId(i));
+    if (only)
+      std::erase_if(found_, [&](const auto& one) { return !only->contains(name_of(one.first)); });
     std::vector<ValueId> instead(graph_.values.size() + found_.size());
     for (const auto& [of, roundings] : found_) {
       const Param& param = graph_.params[static_cast<size_t>(of.first)];
-      const std::string name = fmt::format("{}.{}", param.name, info(of.second).name);
-      const ValueId copy = add_state_like(graph_, param.value, name, of.second);
+      const ValueId copy = add_state_like(graph_, param.value, name_of(of), of.second);
       dag_.copies.push_back({param.value, copy});
       for (const Rounding& each : roundings)
         instead[graph_.node(each.cast).outputs[0].index()] = moved(each, copy, of.second);
@@ -98,6 +99,10 @@ class Copier {
   }
 
  private:
+  std::string name_of(const std::pair<int32_t, DType>& of) const {
+    return fmt::format("{}.{}", graph_.params[static_cast<size_t>(of.first)].name,
+                       info(of.second).name);
+  }
   DType dtype_of(NodeId node) const {
     return graph_.value(graph_.node(node).outputs[0]).type.dtype;
   }
@@ -149,11 +154,31 @@ class Copier {
 
 }  // namespace
 
-void keep_copies(Dag& dag) { Copier(dag).run(); }
+void keep_copies(Dag& dag, const std::optional<std::set<std::string>>& only) {
+  Copier(dag).run(only);
+}
 
-void read_in_blocks(Dag& dag, const std::map<std::string, ReadInBlocks>& params) {
+ValueId rounded_in_blocks(Builder& build, ValueId value, const PartsInBlocks& how) {
+  const TensorType type = build.type(value);
+  Attrs attrs{{"to", std::string(kScaledNames[static_cast<size_t>(how.scaled)])},
+              {"block", how.block},
+              {"run", how.run}};
+  Shape shape, piece;
+  for (size_t d = 0; d < type.shape.size(); ++d) {
+    if (how.outer[d] > 1) shape.push_back(how.outer[d]), piece.push_back(how.outer[d]);
+    shape.push_back(type.shape[d] / how.outer[d]);
+    piece.push_back(how.piece[d] / how.outer[d]);
+  }
+  if (piece != shape) attrs.set("piece", piece);
+  const ValueId blocks = build.op1("ToBlocks", {build.reshape(value, shape)}, attrs);
+  attrs.set("shape", shape);
+  attrs.set("type", std::string(info(type.dtype).name));
+  return build.reshape(build.op1("FromBlocks", {blocks}, attrs), type.shape);
+}
+
+void read_in_blocks(Dag& dag, const std::map<std::string, PartsInBlocks>& params) {
   Graph& graph = dag.graph;
-  std::map<ValueId, const ReadInBlocks*> how;
+  std::map<ValueId, const PartsInBlocks*> how;
   for (const Param& param : graph.params)
     if (const auto known = params.find(param.name); known != params.end())
       how.emplace(param.value, &known->second);
@@ -162,35 +187,16 @@ void read_in_blocks(Dag& dag, const std::map<std::string, ReadInBlocks>& params)
   const size_t count = graph.nodes.size();
   std::vector<NodeId> order;
   for (size_t i = 0; i < count; ++i) {
-    const auto read = [&](ValueId value) {
-      const ReadInBlocks& one = *how.at(value);
-      const TensorType type = graph.value(value).type;
-      Attrs attrs{{"to", std::string(kScaledNames[static_cast<size_t>(one.in.type)])},
-                  {"block", one.in.block},
-                  {"run", one.run}};
-      Shape shape, piece;
-      for (size_t d = 0; d < type.shape.size(); ++d) {
-        if (one.outer[d] > 1) shape.push_back(one.outer[d]), piece.push_back(one.outer[d]);
-        shape.push_back(type.shape[d] / one.outer[d]);
-        piece.push_back(one.piece[d] / one.outer[d]);
-      }
-      if (piece != shape) attrs.set("piece", piece);
-      const Node& reader = graph.nodes[i];
-      Builder build(graph);
-      build.scope = reader.scope, build.tags = reader.tags, build.pass = reader.pass;
-      build.name_prefix = fmt::format("{}.{}.", reader.name, graph.value(value).name);
-      const size_t first = graph.nodes.size();
-      const ValueId blocks = build.op1("ToBlocks", {build.reshape(value, shape)}, attrs);
-      attrs.set("shape", shape);
-      attrs.set("type", std::string(info(type.dtype).name));
-      const ValueId made = build.reshape(build.op1("FromBlocks", {blocks}, attrs), type.shape);
-      for (size_t n = first; n < graph.nodes.size(); ++n) order.emplace_back(n);
-      return made;
-    };
     for (size_t k = 0; k < graph.nodes[i].inputs.size(); ++k) {
       const ValueId input = graph.nodes[i].inputs[k];
       if (graph.nodes[i].pass == Pass::kU || !input.valid() || !how.contains(input)) continue;
-      const ValueId made = read(input);
+      const Node& reader = graph.nodes[i];
+      Builder build(graph);
+      build.scope = reader.scope, build.tags = reader.tags, build.pass = reader.pass;
+      build.name_prefix = fmt::format("{}.{}.", reader.name, graph.value(input).name);
+      const size_t first = graph.nodes.size();
+      const ValueId made = rounded_in_blocks(build, input, *how.at(input));
+      for (size_t n = first; n < graph.nodes.size(); ++n) order.emplace_back(n);
       std::ranges::replace(graph.nodes[i].inputs, input, made);
     }
     order.emplace_back(i);

@@ -2,15 +2,19 @@
 // graph before it is cut into chunks.
 #pragma once
 
+#include "piper/ir/ops.h"
 #include "piper/planner/make_dag.h"
 
 namespace piper {
 
 // What is read of a trained parameter of f32 in 16 bits is a state of its own, and no cast; also
-// where ops that move elements are between the parameter and the casts.
-void keep_copies(Dag& dag);
+// where ops that move elements are between the parameter and the casts. `only`: if it is named
+// here.
+void keep_copies(Dag& dag, const std::optional<std::set<std::string>>& only);
+// Adds ops that round a value in blocks.
+ValueId rounded_in_blocks(Builder& build, ValueId value, const PartsInBlocks& how);
 // Lets microbatches read parameters, or their copies, as gathers in blocks would bring them.
-void read_in_blocks(Dag& dag, const std::map<std::string, ReadInBlocks>& params);
+void read_in_blocks(Dag& dag, const std::map<std::string, PartsInBlocks>& params);
 
 // Adds older versions, so that there are so many, of each trained parameter that is read and of
 // each copy: states that start as it does. Microbatches read the oldest.

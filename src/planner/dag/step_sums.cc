@@ -47,23 +47,32 @@ std::vector<SumRound> rounds_of(const Dag& dag, const std::vector<SumRound>& of_
 // Only gradients are rounded, or added up in another order than that of ranks.
 void add_sums(Dag& dag, const DagSpec& spec) {
   std::map<ValueId, const std::vector<SumRound>*> gradients;
+  std::map<ValueId, int32_t> in_blocks;
   for (const Param& param : dag.graph.params) {
     const auto own = spec.rounds_of.find(param.name);
     gradients[param.gradient] = own == spec.rounds_of.end() ? &spec.rounds : &own->second;
+    const auto rounded = spec.in_blocks.reduced.find(param.name);
+    if (rounded == spec.in_blocks.reduced.end()) continue;
+    in_blocks[param.gradient] = static_cast<int32_t>(dag.in_blocks.size());
+    dag.in_blocks.push_back(rounded->second);
   }
   for (const Node& node : dag.graph.nodes) {
     if (!is_step_sum(node)) continue;
     const ValueId value = node.outputs[0];
     const DType own = dag.graph.value(value).type.dtype;
     const auto own_rounds = gradients.find(value);
+    const std::vector<int32_t> terms = axes_of(dag.graph, node);
     std::vector<SumRound> rounds =
-        rounds_of(dag, own_rounds == gradients.end() ? spec.rounds : *own_rounds->second,
-                  axes_of(dag.graph, node));
+        rounds_of(dag, own_rounds == gradients.end() ? spec.rounds : *own_rounds->second, terms);
     for (SumRound& round : rounds) {
       if (round.dtype == own || !gradients.contains(value)) round.dtype.reset();
+      // One device has the terms of replicas, and no others that it could round as ranks do.
+      if (!gradients.contains(value) || !terms.empty())
+        round.scaled = Scaled::kNone, round.block = 0;
       round.fast = round.fast && gradients.contains(value);
     }
     Sum& sum = dag.sums.emplace_back(value, node.inputs, dag.graph.value(value).name);
+    if (const auto how = in_blocks.find(value); how != in_blocks.end()) sum.in_blocks = how->second;
     for (const int64_t use : node.attrs.integers("into"))
       sum.into.push_back(static_cast<int32_t>(use));
     for (SumRound& round : rounds) sum.rounds.push_back(round_of(dag, std::move(round)));

@@ -88,7 +88,7 @@ class Finder {
   // these, the layer, and what they do.
   using Within = std::tuple<TaskId, int32_t, std::string_view, std::string, std::string>;
   using Key = std::tuple<InstructionKind, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t,
-                         int32_t, std::vector<int32_t>, DType, bool, Within>;
+                         int32_t, std::vector<int32_t>, DType, bool, Scaled, int64_t, Within>;
   struct Message {
     size_t at = 0;  // in this order
     TaskId task;
@@ -128,8 +128,9 @@ class Finder {
     const Task& other = dag_.tasks[id.index() + (sends ? 1 : 0)];
     // Messages of any element types are bytes.
     const DType dtype = sends ? DType::kF32 : moved_by(task)[0]->dtype;
-    return {task.kind,         task.cell, task.peer,  task.stream, other.stream, other.distance,
-            matcher_.view(id), micro,     task.group, dtype,       task.fast,    within_of(task)};
+    return {task.kind,      task.cell,         task.peer,  task.stream,    other.stream,
+            other.distance, matcher_.view(id), micro,      task.group,     dtype,
+            task.fast,      task.scaled,       task.block, within_of(task)};
   }
   Within within_of(const Task& task) {
     if (!task.within.valid()) return {};

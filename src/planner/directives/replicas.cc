@@ -149,6 +149,7 @@ class Chooser {
       const Replicate& one = replicates_[line];
       SumRound round{.line = static_cast<int32_t>(line), .cuts = cuts && !rounds.empty()};
       round.dtype = one.dtype;
+      if (one.reduce_in.any()) round.scaled = one.reduce_in.type, round.block = one.reduce_in.block;
       round.fast = one.sum == Replicate::Order::kFast;
       for (const size_t a : axes) {
         taken[a] = true;

@@ -35,6 +35,20 @@ struct Spoken {
       false;  // also of parameters that `shard` cuts over its axes, which it leaves out
 };
 
+// Returns the gradients of an entry that travel in blocks: those that it cuts, and of which no
+// ranks but its replicas have terms.
+Sums reduced_in_blocks(const Dag& dag, const Spoken& spoken, const Replicate& replicate) {
+  Sums reduced;
+  for (const Sum& sum : dag.sums) {
+    const bool is_its = std::ranges::any_of(
+        spoken.params, [&](const Param& param) { return param.gradient == sum.value; });
+    if (!is_its || !sum.part.valid()) continue;
+    if (dag.rounds[static_cast<size_t>(sum.rounds[0])].scaled == Scaled::kNone) continue;
+    reduced.add(replicate.reduce_in.bytes(num_elements(dag.graph.value(sum.value).type.shape)));
+  }
+  return reduced;
+}
+
 // ", in bf16 (3.4 KiB)": where gradients do not travel as they are.
 std::string travelling(const Dag& dag, const Spoken& spoken, const Replicate& replicate,
                        int64_t least) {
@@ -106,6 +120,11 @@ Gathered gathered_of(const Dag& dag, const Spoken& spoken) {
   return gathered;
 }
 
+const char* change_of(Scaled type) {
+  return type == Scaled::kInt8 ? "1/254 of the largest of these"
+                               : "1/16 of itself, or 2^-18 of the largest of these";
+}
+
 // Says how parameters travel in blocks of 8 bits.
 std::string explain_blocks(const Dag& dag, const Spoken& spoken, const Replicate& replicate) {
   int64_t bytes = 0;
@@ -119,14 +138,21 @@ std::string explain_blocks(const Dag& dag, const Spoken& spoken, const Replicate
     bytes += replicate.gather_in.bytes(num_elements(part.whole.shape));
     ++count;
   }
-  const bool is_int = replicate.gather_in.type == Scaled::kInt8;
   return fmt::format(
       "note: {} of them travel in {} ({}), rounded: {} elements of a part have one scale, and each "
       "differs by at most {}; the optimizer has them as they were",
       count, kScaledNames[static_cast<size_t>(replicate.gather_in.type)], human_bytes(bytes),
-      replicate.gather_in.block,
-      is_int ? "1/254 of the largest of these"
-             : "1/16 of itself, or 2^-18 of the largest of these");
+      replicate.gather_in.block, change_of(replicate.gather_in.type));
+}
+
+// Says how gradients travel in blocks of 8 bits.
+std::string explain_reduced(const Dag& dag, const Spoken& spoken, const Replicate& replicate) {
+  const Sums reduced = reduced_in_blocks(dag, spoken, replicate);
+  return fmt::format(
+      "note: {} of them travel in {} ({}), rounded: {} elements of a term have one scale, and each "
+      "differs by at most {}; their sums are not rounded",
+      reduced.count, kScaledNames[static_cast<size_t>(replicate.reduce_in.type)],
+      human_bytes(reduced.bytes), replicate.reduce_in.block, change_of(replicate.reduce_in.type));
 }
 
 // Returns what a directive that cuts states does to the parameters, in words.
@@ -145,6 +171,7 @@ std::vector<std::string> explain_cut(const Dag& dag, const Spoken& spoken,
                               trained.print("gradients"), join(replicate.over, ", "), each,
                               travelling(dag, spoken, replicate, replicate.persist_bytes),
                               messages(replicate), replicate.stream, order_of(replicate)));
+  if (replicate.reduce_in.any()) lines.push_back(explain_reduced(dag, spoken, replicate));
   const auto further = explain_further(dag, spoken, ranks, replicate.persist_bytes);
   lines.insert(lines.end(), further.begin(), further.end());
   if (replicate.reduce == Replicate::When::kMicrobatch && dag.microbatches > 1)
@@ -293,15 +320,26 @@ Status cut_all(Dag& dag, const std::vector<Replicate>& replicates, const Cut& fr
         return !axes_of(dag, replicates[line]).empty();
       });
       PIPER_TRY(check_levels(dag, cut, replicates[*second]));
-      for (auto line = second; line != lines.end(); ++line)
-        if (replicates[*line].gather_in.any())
-          return fail(replicates[*line].gather_dtype_at,
+      const std::string help = "help: say it of the entry over [" +
+                               join(replicates[lines.front()].over, ", ") +
+                               "], which cuts them first";
+      for (auto line = second; line != lines.end(); ++line) {
+        const Replicate& again = replicates[*line];
+        if (again.gather_in.any())
+          return fail(again.gather_dtype_at,
                       "not supported: parts of parts that travel in {}: those of '{}' are put "
                       "together as the optimizer has them",
-                      kScaledNames[static_cast<size_t>(replicates[*line].gather_in.type)],
+                      kScaledNames[static_cast<size_t>(again.gather_in.type)],
                       quote_control(cut.param.name))
-              .with_note("help: say it of the entry over [" +
-                         join(replicates[lines.front()].over, ", ") + "], which cuts them first");
+              .with_note(help);
+        if (again.reduce_in.any())
+          return fail(again.dtype_at,
+                      "not supported: parts of sums that travel in {}: the gradient of '{}' is "
+                      "summed over other replicas before",
+                      kScaledNames[static_cast<size_t>(again.reduce_in.type)],
+                      quote_control(cut.param.name))
+              .with_note(help);
+      }
     }
     cuts.push_back(std::move(cut));
   }
@@ -368,6 +406,12 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, c
     int64_t ranks = 1;
     for (const int32_t axis : axes_of(dag, replicate))
       ranks *= dag.mesh[static_cast<size_t>(axis)].size;
+    if (replicate.reduce_in.any() && ranks > 1 && reduced_in_blocks(dag, of, replicate).count == 0)
+      return fail(replicate.dtype_at, "no gradient travels in {}",
+                  kScaledNames[static_cast<size_t>(replicate.reduce_in.type)])
+          .with_note(
+              "those that are not cut, or of which ranks of other axes have terms, too, "
+              "travel as they are");
     if (ranks == 1) {
       report.lines = {one_rank(replicate.over.front())};
     } else if (of.params.empty()) {

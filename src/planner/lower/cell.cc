@@ -165,6 +165,7 @@ class CellLowerer {
     instruction.args = std::move(args);
     instruction.group = group;
     instruction.fast = task.fast;
+    instruction.scaled = task.scaled, instruction.block = task.block;
   }
 
   void lower_copy(const Task& task) {

@@ -132,6 +132,13 @@ class Rounds {
   std::array<Portion, kTogether> portions_;
 };
 
+// Returns how many elements from `at` on of a member's part are there, at most `most`.
+int64_t count_in(const Shard& shard, int64_t member, int64_t at, int64_t most) {
+  const int64_t all =
+      std::clamp<int64_t>(shard.count - member * shard.part_count, 0, shard.part_count);
+  return std::clamp<int64_t>(all - at, 0, most);
+}
+
 }  // namespace
 
 // Returns how many bytes of each member fit, of what arrives scattered or is added here.
@@ -141,6 +148,10 @@ int64_t ProcessFabric::member_room(const Group& group) const {
 
 Status ProcessFabric::reduce_scatter(Group& group, std::span<const Shard> shards) {
   const int64_t own = group.position, room = member_room(group);
+  if (!shards.empty() && shards[0].blocks.any()) {
+    for (const Shard& shard : shards) PIPER_TRY(reduce_in_blocks(group, shard));
+    return ok_status();
+  }
   if (group.size() == 1) {
     for (const Shard& shard : shards) take_part(shard, own);
     return ok_status();
@@ -171,21 +182,56 @@ Status ProcessFabric::reduce_scatter(Group& group, std::span<const Shard> shards
   return ok_status();
 }
 
+// Returns how many elements of a member's part fit its room, in blocks.
+Result<int64_t> ProcessFabric::most_in_blocks(const Group& group, const Shard& shard) const {
+  const int64_t most = member_room(group) / shard.blocks.block_bytes() * shard.blocks.block;
+  if (most > 0) return most;
+  return fail("not supported: blocks of {} elements between {} members", shard.blocks.block,
+              group.size());
+}
+
+// Each member sends the others their parts in blocks, as many at a time as fit, and adds up what
+// arrives.
+Status ProcessFabric::reduce_in_blocks(Group& group, const Shard& shard) {
+  const int64_t own = group.position, size = info(shard.dtype).bytes, room = member_room(group);
+  if (group.size() == 1) {
+    group.from[0] = shard.whole;
+    add_in_blocks(shard.blocks, shard.dtype, group.from, shard.count, shard.part);
+    clear_rest(shard, own);
+    return ok_status();
+  }
+  PIPER_ASSIGN(const int64_t most, most_in_blocks(group, shard));
+  const auto put = [&](int64_t member, int64_t at) {
+    std::byte* const to = out_.data() + member * room;
+    put_in_blocks(shard.blocks, shard.dtype, shard.whole + (member * shard.part_count + at) * size,
+                  count_in(shard, member, at, most), to);
+    return to;
+  };
+  for (int64_t at = 0; at < shard.part_count; at += most) {
+    const int64_t here = count_in(shard, own, at, most);
+    PIPER_TRY(group.with_others([&](int64_t i) -> Status {
+      PIPER_TRY(group.start_recv(i, in_.data() + i * room, shard.blocks.bytes(here)));
+      return group.start_send(i, put(i, at), shard.blocks.bytes(count_in(shard, i, at, most)));
+    }));
+    PIPER_TRY(group.finish("reduce-scatter"));
+    for (int64_t i = 0; i < group.size(); ++i)
+      group.from[static_cast<size_t>(i)] = i == own ? put(own, at) : in_.data() + i * room;
+    add_blocks(shard.blocks, shard.dtype, group.from, here, shard.part + at * size);
+  }
+  clear_rest(shard, own);
+  return ok_status();
+}
+
 // Each member sends its part in blocks, as many at a time as fit, and all take them apart.
 Status ProcessFabric::gather_in_blocks(Group& group, const Shard& shard) {
   if (group.size() == 1) {
     round_in_blocks(shard.blocks, shard.dtype, shard.part, shard.count, shard.whole);
     return ok_status();
   }
-  const int64_t own = group.position, size = info(shard.dtype).bytes, room = member_room(group),
-                most = room / shard.blocks.block_bytes() * shard.blocks.block;
-  if (most == 0)
-    return fail("not supported: blocks of {} elements between {} members", shard.blocks.block,
-                group.size());
+  const int64_t own = group.position, size = info(shard.dtype).bytes, room = member_room(group);
+  PIPER_ASSIGN(const int64_t most, most_in_blocks(group, shard));
   const auto count_of = [&](int64_t member, int64_t at) {
-    const int64_t all =
-        std::clamp<int64_t>(shard.count - member * shard.part_count, 0, shard.part_count);
-    return std::clamp<int64_t>(all - at, 0, most);
+    return count_in(shard, member, at, most);
   };
   const auto place = [&](int64_t member, int64_t at) {
     return shard.whole + (member * shard.part_count + at) * size;

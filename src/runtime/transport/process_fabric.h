@@ -103,6 +103,8 @@ class ProcessFabric final : public Fabric {
   Status reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin, int64_t end);
   Status reduce_scatter(Group& group, std::span<const Shard> shards);
   Status all_gather(Group& group, std::span<const Shard> shards);
+  Result<int64_t> most_in_blocks(const Group& group, const Shard& shard) const;
+  Status reduce_in_blocks(Group& group, const Shard& shard);
   Status gather_in_blocks(Group& group, const Shard& shard);
   Status all_to_all(Group& group, std::span<const Exchange> exchanges);
   Status rotate(Group& group, std::span<const Turn> turns);

@@ -36,8 +36,11 @@ void share_reduce_scatter(Members members, size_t own, ShareScratch& scratch) {
       for (size_t i = 0; i < members.size(); ++i)
         scratch.from[i] = members[i]->shards[s].whole + run.whole;
       std::byte* to = shards[s].part + run.part;
-      reduce_in_order(Reduction::kSum, dtype, std::span(&to, 1), scratch.from,
-                      run.bytes / info(dtype).bytes);
+      const int64_t count = run.bytes / info(dtype).bytes;
+      if (shards[s].blocks.any())
+        add_in_blocks(shards[s].blocks, dtype, scratch.from, count, to);
+      else
+        reduce_in_order(Reduction::kSum, dtype, std::span(&to, 1), scratch.from, count);
     });
     clear_rest(shards[s], static_cast<int64_t>(own));
   }
