@@ -75,7 +75,8 @@ Result<Compiled> compile_case(const Case& of, const Folder& folder, const std::s
   CompileOptions options;
   options.model = folder.write("model.onnx", Experts(of.experts, of.top, of.of_inputs).bytes());
   std::string text = fmt::format(
-      "piper: 1\nmesh: {}\ntrain: {{global_batch: 4, optimizer: {{sgd: {{lr: 0.05, momentum: "
+      "piper: 1\nmesh: {}\ntrain: {{skip_nonfinite: true, global_batch: 4, optimizer: {{sgd: {{lr: "
+      "0.05, momentum: "
       "0.9}}}}}}\ndirectives:\n  - precision: {{compute: f64}}\n  - split: {{dim: batch, into: "
       "{}}}\n",
       of.mesh, of.microbatches);
@@ -93,6 +94,11 @@ constexpr const char *kUpA = "match: \"up.*\", dim: 0, over: a",
                      *kDownA = "match: \"down.*\", dim: 0, over: a",
                      *kDownB = "match: \"down.*\", dim: 0, over: b",
                      *kDownRows = "match: \"down.*\", dim: 1, over: a",
+                     *kUpRoom = "match: \"up.*\", dim: 0, over: a, capacity: 2",
+                     *kDownRoom = "match: \"down.*\", dim: 0, over: a, capacity: 2",
+                     *kUpRoom4 = "match: \"up.*\", dim: 0, over: a, capacity: 4",
+                     *kUpZerosRoom = "match: \"up.*\", dim: 0, over: a, pad: true, capacity: 2",
+                     *kUpFewer = "match: \"up.*\", dim: 0, over: a, capacity: 1",
                      *kFirst = "match: \"a.*\", dim: 0, over: a",
                      *kLastB = "match: \"b.*\", dim: 0, over: b",
                      *kTokensA = "input: x, dim: 1, over: a",
@@ -142,6 +148,18 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"one-expert-of-samples", 4, 1, true, "{a: 2}", {kUpA, kDownA, kSamplesA}},
         // A rank has one row of a microbatch.
         Case{"one-row", 4, 1, true, "{a: 4, b: 2}", {kDownB, kLastB, kWidthB, kTokensA}, 4},
+        // Room for as many rows as there can be.
+        Case{"room", 4, 2, false, "{a: 2}", {kUpRoom, kDownA, kSamplesA}},
+        Case{"room-of-four", 4, 1, false, "{a: 4}", {kUpRoom4, kDownA, kSamplesA}},
+        Case{"room-and-zeros", 3, 2, false, "{a: 2}", {kUpZerosRoom, kSamplesA}},
+        Case{"room-beside-columns",
+             4,
+             2,
+             false,
+             "{a: 2, b: 2}",
+             {kUpRoom, kUpColumns, kDownA, kSamplesA}},
+        Case{"room-in-microbatches", 4, 2, false, "{a: 2}", {kUpRoom, kDownRoom, kSamplesA}, 2},
+        Case{"room-of-tokens", 4, 2, true, "{a: 2}", {kUpRoom, kDownA, kTokensA}},
         Case{"more-ranks-than-experts", 3, 2, false, "{a: 2, b: 4}", {kUpZeros, kUpZerosB}}),
     [](const auto& info) { return jobs::identifier(info.param.name); });
 
@@ -161,6 +179,133 @@ TEST(ExpertsAgain, KeptRowsGoWithTheirChoice) {
     EXPECT_LT(jobs::largest_difference(got, want), 1e-12) << bytes;
   }
   EXPECT_GT(kept.size(), 2U);
+}
+
+// Where no rank has more rows than there is room for, the room changes no bit.
+TEST(ExpertsRoom, ChangesNoBit) {
+  const Folder a, b;
+  const auto all = compile_case({"all", 4, 2, false, "{a: 2}", {kUpA, kDownA, kSamplesA}}, a),
+             some = compile_case({"some", 4, 2, false, "{a: 2}", {kUpRoom, kDownA, kSamplesA}}, b);
+  ASSERT_TRUE(all) << print_error(all.error());
+  ASSERT_TRUE(some) << print_error(some.error());
+  jobs::expect_equal_bits(train_on_numbers(some->set, "some"), train_on_numbers(all->set, "all"),
+                          "room");
+}
+
+// Beside replicas that shard their states, and where all or some of the forward runs again.
+TEST(ExpertsRoom, GoesWithReplicasAndRecomputation) {
+  const Case room{"beside", 4, 2, false, "{d: 2, a: 2}", {kUpRoom, kDownA, kSamplesA}};
+  for (const char* more : {"  - replicate: {over: d, shard: [optimizer]}\n",
+                           "  - replicate: {over: d}\n  - recompute: {match: \"**\"}\n",
+                           "  - replicate: {over: d}\n  - recompute: {budget: 1100}\n"}) {
+    const Folder folder;
+    const auto compiled = compile_case(room, folder, more);
+    ASSERT_TRUE(compiled) << more << print_error(compiled.error());
+    EXPECT_LT(jobs::largest_difference(train_on_numbers(compiled->set, more),
+                                       train_on_numbers(*compiled->uncut, more)),
+              1e-12)
+        << more;
+  }
+}
+
+TEST(ExpertsRoom, IsRefusedWhereItWouldMeanNothing) {
+  const auto refused = [](const char* shard, const char* more) {
+    const Folder folder;
+    const auto compiled = compile_case({"refused", 4, 2, false, "{a: 2}", {shard}}, folder, more);
+    return compiled ? "" : compiled.error().message;
+  };
+  EXPECT_EQ(refused(kUpRoom, ""),
+            "shard: 'capacity' over 'a', along which no rows are sent to what they look up");
+  EXPECT_EQ(refused(kSamplesA, "  - shard: {input: y, dim: 0, over: a, capacity: 2}\n"),
+            "shard: 'capacity' is for parameters that rows look up");
+  EXPECT_EQ(refused(kUpRoom, "  - shard: {match: \"down.*\", dim: 0, over: a, capacity: 3}\n"),
+            "shard: two capacities over 'a'");
+}
+
+// More rows than there is room for: no rank makes the update, and the job says how much room it is.
+TEST(ExpertsRoom, StepWithMoreRowsIsNotTaken) {
+  const Folder folder;
+  const auto compiled =
+      compile_case({"fewer", 4, 1, false, "{a: 2}", {kUpFewer, kDownA, kSamplesA}}, folder);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  auto needs = data_needs(compiled->set);
+  const Numbers data(*std::move(needs));
+  const auto run = [&](OnNan on_nan, int64_t steps) {
+    JobOptions options;
+    options.threads = 1;
+    options.steps = steps;
+    options.on_nan = on_nan;
+    return run_job(compiled->set, &data, nullptr, nullptr, options);
+  };
+  const auto stopped = run(OnNan::kStop, 3), once = run(OnNan::kSkip, 1),
+             thrice = run(OnNan::kSkip, 3);
+  ASSERT_TRUE(stopped) << print_error(stopped.error());
+  ASSERT_TRUE(stopped->ended_by);
+  EXPECT_EQ(stopped->ended_by->message, "step 1: the loss is nan");
+  EXPECT_EQ(stopped->ended_by->notes.at(1),
+            "a rank has room for 4 rows of experts of each rank, and a step that routes more of "
+            "them to one rank is not finite. help: a larger 'capacity' in the strategy; one as "
+            "large as the number of ranks is room for all rows");
+  ASSERT_TRUE(once) << print_error(once.error());
+  ASSERT_TRUE(thrice) << print_error(thrice.error());
+  for (const StepMetrics& step : thrice->steps) EXPECT_EQ(step.skipped, 1);
+  const auto bits = [](const JobResult& job) {
+    std::map<std::string, std::string> all;
+    for (const NamedTensor& one : job.parameters) all[one.name] = as_text(one.data.span());
+    return all;
+  };
+  EXPECT_EQ(bits(*thrice), bits(*once));
+  EXPECT_EQ(bits(*stopped), bits(*once));
+}
+
+// Rows that are packed otherwise than they come back, or for others than those that own them, are
+// found from the plans.
+TEST(ExpertsControl, OtherPlacesAreRefused) {
+  const Folder folder;
+  const auto compiled = compile_case(
+      {"places", 4, 2, false, "{a: 2, b: 2}", {kUpRoom, kUpColumns, kDownA, kSamplesA}}, folder);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  PlanSet set = compiled->set;
+  const auto is_refused = [&] {
+    const auto report = verify_plan_set(set, &*compiled->single);
+    return !report || !report->findings.empty();
+  };
+  ASSERT_FALSE(is_refused());
+  int places = 0, exchanges = 0;
+  for (Program& program : set.roles[0].programs)
+    for (ProgramOp& op : program.ops) {
+      if (op.op != "RowPlaces") continue;
+      const ProgramOp was = op;
+      for (const auto& [name, value] : {std::pair("over", 1), std::pair("owned", 1),
+                                        std::pair("owned", 4), std::pair("owned", 3)}) {
+        op.attrs.set(name, int64_t{value});
+        EXPECT_TRUE(is_refused()) << name << " " << value;
+        op = was;
+        ++places;
+      }
+    }
+  for (Program& program : set.roles[0].programs)
+    for (ProgramOp& op : program.ops) {
+      if (op.op != "GatherGrad" && op.op != "Gather") continue;
+      const ProgramOp was = op;
+      op.op = "Softmax";
+      EXPECT_TRUE(is_refused());
+      op = was;
+    }
+  for (Instruction& one : set.roles[0].body) {
+    if (one.kind != InstructionKind::kAllToAll) continue;
+    const Instruction was = one;
+    std::swap(one.dim, one.to_dim);
+    EXPECT_TRUE(is_refused());
+    one = was;
+    one.kind = InstructionKind::kCopy;
+    one.group = one.dim = one.to_dim = one.communicator = -1;
+    EXPECT_TRUE(is_refused());
+    one = was;
+    ++exchanges;
+  }
+  EXPECT_GT(places, 3);
+  EXPECT_GT(exchanges, 3);
 }
 
 // Whatever moves values along the other axis, or in other blocks, is found from the plans.

@@ -217,6 +217,7 @@ TEST(Ops, IndicesChooseFromTheFirstInput) {
 const std::map<std::string, std::string> kComparesNames = {
     {"autodiff/backward.cc", "takes the rounding of gradients off: Casts, and that of products"},
     {"autodiff/evaluate.cc", "leaves out what is drawn, and the statistics of a batch"},
+    {"executor/between_steps.cc", "the room that plans have for rows of experts"},
     {"executor/peak.cc", "makes the product that it times"},
     {"autodiff/groups.cc", "what parameters are is by the ops that use them"},
     {"autodiff/saved.cc", "keeps the slope of a Gelu in place of its input"},

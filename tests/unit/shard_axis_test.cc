@@ -703,6 +703,28 @@ TEST(ShardAxis, RowsGoToTheirExperts) {
   }
 }
 
+// With room for all rows that one may send to another, equal blocks go each way, and the index.
+TEST(ShardAxis, PackedRowsGoToTheirExperts) {
+  const Graph whole = decoder({.experts = 8});
+  oracle::Sources spread = oracle::random_sources(whole, 1, 4), crowded = spread;
+  std::fill(crowded.at("h.0.router").begin(), crowded.at("h.0.router").end(), 0.0);
+  for (const auto& [ranks, dim] : {std::pair{2, 0}, {2, 1}, {4, 1}}) {
+    SCOPED_TRACE(fmt::format("{} ranks, dim {}", ranks, dim));
+    AxisCut axis = over(whole, 0, "ep", ranks, {{"experts", 0}});
+    for (ValueId input : whole.inputs) axis.seeds.push_back({input, dim, {}});
+    axis.capacity = ranks;
+    const ShardedGraph made = cut(whole, axis);
+    const auto forward = collectives(made.graph, Pass::kF),
+               backward = collectives(made.graph, Pass::kBI);
+    EXPECT_EQ(forward.at("AllToAll"), 3);
+    EXPECT_EQ(backward.at("AllToAll"), 2);
+    EXPECT_FALSE(forward.contains("Dispatch") || backward.contains("Dispatch"));
+    EXPECT_FALSE(collectives(made.graph, Pass::kBW).contains("AllToAll"));
+    for (const auto* sources : {&spread, &crowded})
+      expect_same(made.graph, Mesh{{ranks}}, whole, *sources, 1e-12);
+  }
+}
+
 // What is cut goes on into zeros.
 AxisCut with_zeros(AxisCut cut, int64_t to) {
   for (ShardSeed& seed : cut.seeds) seed.pad_to = to;

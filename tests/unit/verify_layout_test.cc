@@ -408,6 +408,90 @@ body
   7 combine label="bring y" args=[7,8,2] group=0 micro=0 dim=0 owned=2
 )");
 
+// Rows in order of the ranks that own what their numbers name, exchanged, multiplied there, and
+// back: room for two rows of each rank.
+const std::string kPlaces = placed(
+    R"(plan batch=4 arena=? workspace=[768] transport=2097152 scratch=4194304
+axis "ep" 2
+stream 0 "compute"
+group 0 "ep" axes=[0]
+input "x" f32[4,3]
+input "expert" i64[4] high=3
+input "other" i64[4] high=3
+buffer 0 "w" f32[2,3,3] state at=? init="w" param="w" cuts=[S0@0] whole=[4,3,3]
+buffer 1 "x@0" f32[4,3] step at=?
+buffer 2 "expert@0" i64[4] step at=?
+buffer 3 "other@0" i64[4] step at=?
+buffer 4 "own x@0" f32[2,3] step at=?
+buffer 5 "own expert@0" i64[2] step at=?
+buffer 6 "own other@0" i64[2] step at=?
+buffer 7 "first@0" i64[] step at=?
+buffer 8 "places@0" i64[2] step at=?
+buffer 9 "packed expert@0" i64[2,2] step at=?
+buffer 10 "packed x@0" f32[2,2,3] step at=?
+buffer 11 "other places@0" i64[2] step at=?
+buffer 12 "packed other@0" i64[2,2] step at=?
+buffer 13 "expert there@0" i64[1,4] step at=?
+buffer 14 "other there@0" i64[1,4] step at=?
+buffer 15 "x there@0" f32[1,4,3] step at=?
+buffer 16 "y there@0" f32[1,4,3] step at=?
+buffer 17 "packed y@0" f32[2,2,3] step at=?
+buffer 18 "y@0" f32[2,3] step at=?
+program 0 label="F places" args=7
+  value 0 f32[2,3] read
+  value 1 i64[2] read
+  value 2 i64[2] read
+  value 3 i64[2] written
+  value 4 i64[2,2] written
+  value 5 i64[2] written
+  value 6 i64[2,2] written
+  op RowPlaces in=[1] out=[3,4] {over=0, owned=2, ranks=2, rows=2}
+  op RowPlaces in=[2] out=[5,6] {over=0, owned=2, ranks=2, rows=2}
+program 1 label="F pack" args=3
+  value 0 f32[2,3] read
+  value 1 i64[2] read
+  value 2 f32[2,2,3] written
+  value 3 f32[4,3]
+  op GatherGrad in=[0,1] out=[3] {axis=0, size=4}
+  op Reshape in=[3] out=[2] {shape=[2,2,3]}
+program 2 label="F" args=5
+  value 0 f32[1,4,3] read
+  value 1 i64[1,4] read
+  value 2 f32[2,3,3] read
+  value 3 i64[] read
+  value 4 f32[1,4,3] written
+  value 5 f32[4,3]
+  value 6 i64[4]
+  value 7 f32[4,3]
+  op Reshape in=[0] out=[5] {shape=[4,3]}
+  op Reshape in=[1] out=[6] {shape=[4]}
+  op GroupedMatMul in=[5,6,2,3] out=[7] {trans_b=0, whole=4}
+  op Reshape in=[7] out=[4] {shape=[1,4,3]}
+program 3 label="F unpack" args=3
+  value 0 f32[2,2,3] read
+  value 1 i64[2] read
+  value 2 f32[2,3] written
+  value 3 f32[4,3]
+  op Reshape in=[0] out=[3] {shape=[4,3]}
+  op Gather in=[3,1] out=[2] {axis=0}
+body
+  0 input label="input x" args=[1] input="x" count=4
+  1 input label="input expert" args=[2] input="expert" count=4
+  2 input label="input other" args=[3] input="other" count=4
+  3 own_part label="own x" args=[1,4] group=0 micro=0 dim=0
+  4 own_part label="own expert" args=[2,5] group=0 micro=0 dim=0
+  5 own_part label="own other" args=[3,6] group=0 micro=0 dim=0
+  6 position label="first" args=[7] group=0 micro=0 outer=2
+  7 compute label="F places" program=0 args=[4,5,6,8,9,11,12] pass="F" micro=0
+  8 compute label="F pack" program=1 args=[4,8,10] pass="F" micro=0
+  9 all_to_all label="expert" args=[9,13] group=0 micro=0 dim=1 to_dim=0
+  10 all_to_all label="other" args=[12,14] group=0 micro=0 dim=1 to_dim=0
+  11 all_to_all label="send x" args=[10,15] group=0 micro=0 dim=1 to_dim=0
+  12 compute label="F" program=2 args=[15,13,0,7,16] pass="F" micro=0
+  13 all_to_all label="bring y" args=[16,17] group=0 micro=0 dim=0 to_dim=1
+  14 compute label="F unpack" program=3 args=[17,8,18] pass="F" micro=0
+)");
+
 Said said(const std::string& text, const Edits& edits) {
   const int64_t ranks = text.find("axis \"b\" 2") == text.npos ? 2 : 4;
   return findings_of(set_of({edited(text, edits)}, ranks));
@@ -470,6 +554,28 @@ TEST(VerifyLayout, RowsLieWhereTheirMatricesAre) {
             "f32[4,3] rows routed by an index, i64[4] whole, f32[2,3,3] cut at dim 0, i64[] begin "
             "of the rank's block: "
             "which reads other rows, or not all operands of these rows");
+}
+
+TEST(VerifyLayout, PackedRowsComeBackByTheirPlaces) {
+  EXPECT_EQ(said(kPlaces, {}), Said());
+  EXPECT_EQ(
+      refused(kPlaces,
+              {{{"args=[17,8,18]", "args=[17,11,18]"}},           // places of another index
+               {{"args=[4,8,10]", "args=[4,11,10]"}},             // rows in another order
+               {{"args=[15,13,0,7,16]", "args=[15,14,0,7,16]"}},  // others' matrices
+               {{"op RowPlaces in=[1] out=[3,4] {over=0, owned=2",
+                 "op RowPlaces in=[1] out=[3,4] {over=0, owned=1"}},
+               {{"op RowPlaces in=[1] out=[3,4] {over=0", "op RowPlaces in=[1] out=[3,4] {over=1"}},
+               {{"op GroupedMatMul in=[5,6,2,3] out=[7] {trans_b=0, whole=4}",
+                 "op Softmax in=[5] out=[7] {axis=0}"}},
+               {{"args=[7] group=0 micro=0 outer=2", "args=[7] group=0 micro=0"}},
+               {{"op Gather in=[3,1] out=[2] {axis=0}",
+                 "op Gather in=[3,1] out=[2] {axis=0, padding=1}"}},
+               {{"args=[17,8,18]", "args=[10,11,18]"}}}),
+      "layout: over 'ep', 'F unpack' on rank 0 (and 1 like it) cannot do op 1, Gather, of f32[4,3] "
+      "rows in order of those that own them, 4 at most, i64[2] places of rows, 4 at most: which "
+      "has "
+      "places of other rows");
 }
 
 TEST(VerifyLayout, BlocksKnowWhereTheyBegin) {

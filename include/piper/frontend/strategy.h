@@ -125,18 +125,18 @@ struct ShardRule {                // - shard: {match: "**/qkv/weight", dim: 0, o
   std::optional<Glob> sends;      // or what stages send one another, by scope: flat parts
   std::optional<Glob> attention;  // or how attention over tokens in blocks is done, by scope
   enum class By : uint8_t { kGather, kHeads, kRing };
-  std::optional<By> by;        // of attention
-  std::optional<int64_t> dim;  // from the end if negative; none: every rank holds all of it
-  bool pad = false;            // with zeros behind the dim, where it does not divide
-  bool zigzag = false;         // of input: of twice as many blocks one from each end
+  std::optional<By> by;            // of attention
+  std::optional<int64_t> dim;      // from the end if negative; none: every rank holds all of it
+  bool pad = false;                // with zeros behind the dim, where it does not divide
+  std::optional<double> capacity;  // room for rows that are looked up, by an even load
+  bool zigzag = false;             // of input: of twice as many blocks one from each end
   // Over tags: of the ops that read a parameter, or of those that make what others read.
   Where where;
   Axes over;  // of two the first has the longer blocks
-  // When a rule over several axes has become one for each: those before its own, and whether the
-  // first of them has two blocks a rank (join_axes).
+  // join_axes: the axes before its own in a list, and whether the first has two blocks a rank.
   Axes within;
   bool within_zigzag = false;
-  SourceSpan at, of_at, dim_at, over_at;
+  SourceSpan at, of_at, dim_at, over_at, capacity_at;
   bool has_dim() const { return !sends && !attention; }
 };
 // Lists forward ops that run again in the backward pass, so that what they make need not be kept

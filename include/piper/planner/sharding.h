@@ -66,6 +66,10 @@ struct AxisCut {
   int64_t ranks = 1;
   std::vector<ShardSeed> seeds;
   std::vector<AttentionCut> attention = {};
+  // Of rows that an index sends: how many times an even load each rank has room for; none: a rank
+  // has room for all rows of all ranks.
+  std::optional<double> capacity = {};
+  SourceSpan capacity_at = {};
 };
 
 // Describes a collective that a cut needs.

@@ -35,6 +35,7 @@ Result<KernelPtr> make_gather_nd(const Use& use);
 // grouped.cc defines these.
 Result<KernelPtr> make_grouped_matmul(const Use& use);
 Result<KernelPtr> make_grouped_matmul_grad(const Use& use);
+Result<KernelPtr> make_row_places(const Use& use);
 // scatter.cc defines these.
 Result<KernelPtr> make_gather_elements(const Use& use);
 Result<KernelPtr> make_gather_elements_grad(const Use& use);

@@ -1,6 +1,6 @@
 // Products of rows with the matrix that each names: rows of one matrix are brought together, a few
 // at a time, multiplied at once, and put where they belong. Rows of no matrix that is here are
-// zero, or NaN where there is none such at all.
+// zero, or NaN where there is none such at all. And the places of rows that are sent to them.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -175,7 +175,33 @@ double work_of(const Grouped& g, int64_t extent) {
   return of_each * static_cast<double>(extent * kGroupColumns) / 50;
 }
 
+template <class I>
+KernelPtr row_places_kernel(int64_t count, int64_t ranks, int64_t owned, int64_t rows) {
+  auto run = [=](Pointers p, std::byte* scratch) {
+    auto* used = reinterpret_cast<int64_t*>(scratch);
+    std::fill_n(used, ranks, int64_t{0});
+    const I* index = input<I>(p, 0);
+    I *places = output<I>(p, 1), *packed = output<I>(p, 2);
+    std::fill_n(packed, ranks * rows, static_cast<I>(ranks * owned));
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t owner = index[r] < 0 ? ranks : static_cast<int64_t>(index[r]) / owned;
+      const int64_t at = owner < ranks ? used[owner]++ : rows;
+      places[r] = static_cast<I>(at < rows ? owner * rows + at : ranks * rows);
+      if (at < rows) packed[owner * rows + at] = index[r];
+    }
+  };
+  return make_kernel(InPlace::kNo, std::move(run), ranks * static_cast<int64_t>(sizeof(int64_t)));
+}
+
 }  // namespace
+
+Result<KernelPtr> make_row_places(const Use& use) {
+  const auto of = [&](const char* name) { return use.attrs.integer(name); };
+  return for_indices(use.type(), [&](auto index) -> Result<KernelPtr> {
+    return row_places_kernel<decltype(index)>(num_elements(use.in(0)), of("ranks"), of("owned"),
+                                              of("rows"));
+  });
+}
 
 Result<KernelPtr> make_grouped_matmul(const Use& use) {
   const Grouped g = grouped_of(use, use.in(2), use.out());

@@ -72,6 +72,7 @@ constexpr std::array kKernels = std::to_array<Entry>({
     {"RmsNormGradScale", make_rms_norm_grad_scale},
     {"RmsNormGradX", make_rms_norm_grad_x},
     {"Rotary", make_rotary},
+    {"RowPlaces", make_row_places},
     {"ScatterElements", make_scatter_elements},
     {"ScatterND", make_scatter_nd},
     {"Slice", make_slice},

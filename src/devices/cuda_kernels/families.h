@@ -32,6 +32,7 @@ Status make_group_norm_grad_x(const Use& use, Emitter& emit);
 // grouped.cc defines these.
 Status make_grouped_matmul(const Use& use, Emitter& emit);
 Status make_grouped_matmul_grad(const Use& use, Emitter& emit);
+Status make_row_places(const Use& use, Emitter& emit);
 
 // loss.cc defines these.
 Status make_cross_entropy_grad(const Use& use, Emitter& emit);

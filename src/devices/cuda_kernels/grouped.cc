@@ -1,5 +1,5 @@
 // GroupedMatMul, GroupedMatMulGrad: rows in the order of the matrices that they name, and then
-// tiles of products.
+// tiles of products. RowPlaces: the places of rows that are sent.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -89,6 +89,18 @@ KernelText product_by_mma(const Use& use, const Grouped& g, const Emitter& emit)
 }
 
 }  // namespace
+
+Status make_row_places(const Use& use, Emitter& emit) {
+  const auto of = [&](const char* name) { return use.attrs.integer(name); };
+  emit.kernel({.family = "grouped",
+               .body = fmt::format("  place_rows<{0}>(p.at<const {1}>(0), {2}LL, {3}LL, {4}LL, "
+                                   "{5}LL, p.at<{1}>(1), p.at<{1}>(2));",
+                                   kSortThreads, type_name(use.type(0)), num_elements(use.in(0)),
+                                   of("ranks"), of("owned"), of("rows")),
+               .blocks = of("ranks") + 1,
+               .threads = kSortThreads});
+  return ok_status();
+}
 
 Status make_grouped_matmul(const Use& use, Emitter& emit) {
   if (num_elements(use.out()) == 0) return ok_status();

@@ -65,6 +65,7 @@ constexpr std::array kMakers = std::to_array<Entry>({
     {"ReduceSum", make_reduce},
     {"Reshape", make_reshape},
     {"Rotary", make_rotary},
+    {"RowPlaces", make_row_places},
     {"ScatterElements", make_scatter_elements},
     {"ScatterND", make_scatter_nd},
     {"Slice", make_slice},

@@ -51,6 +51,11 @@ Status check_shard(const Fields& map, const Reading&, ShardRule& shard) {
   if (shard.by && !shard.attention) return fail(map.key_at("by"), "shard: 'by' is for attention");
   if (shard.pad && (!shard.dim || !shard.match))
     return fail(map.key_at("pad"), "shard: 'pad' is for dims of parameters");
+  if (shard.capacity && (!shard.dim || !shard.match))
+    return fail(map.key_at("capacity"), "shard: 'capacity' is for parameters that rows look up")
+        .with_note(
+            "help: it is said where experts are cut: `{match: \"**/experts/*\", dim: 0, over: "
+            "ep, capacity: 2}`");
   if (shard.zigzag && (!shard.dim || !shard.input))
     return fail(map.key_at("order"), "shard: 'order' is for dims of inputs")
         .with_note("help: what is made of these has their layout");
@@ -61,6 +66,8 @@ constexpr Word kWays[] = {word("gather", ShardRule::By::kGather),
                           word("heads", ShardRule::By::kHeads), word("ring", ShardRule::By::kRing)};
 
 constexpr Word kOrders[] = {word("contiguous", false), word("zigzag", true)};
+
+constexpr double kMostRoom = 1e6;
 
 constexpr Field kShardKeys[] = {
     {"match", kPaths, kOptional, "Parameters: patterns over their paths.",
@@ -90,6 +97,10 @@ constexpr Field kShardKeys[] = {
     {"pad", kBool, kOptional,
      "Pad the dim with zeros if the axis does not divide it; they never count. Default false.",
      member<&ShardRule::pad>},
+    {"capacity", real({1, kMostRoom}), kOptional,
+     "Of experts that tokens look up: each rank has room for so many times as many rows of every "
+     "other rank as an even load has. A step with more is not finite. Default: room for all rows.",
+     located<&ShardRule::capacity, &ShardRule::capacity_at>},
     {"order", one_of(kOrders), kOptional,
      "How an input's dim is cut: contiguous, one block a rank; zigzag, two blocks a rank, one from "
      "each end, so that causal attention is equal work on all ranks. Default contiguous.",

@@ -2,7 +2,15 @@
 // w[groups, k, n], or [groups, n, k] with trans_b, as the experts of a mixture work on their
 // tokens. GroupedMatMulGrad{trans_b, groups}(x, index, dy, first?) is the gradient of w.
 // With `first`, the matrices are those from that number on of `whole`: rows of others are zero, or
-// left out of the sum.
+// left out of the sum. With `rows`, an even load is so many rows of these matrices: the cost counts
+// them, and not all that x has room for.
+// RowPlaces{over, ranks, owned, rows}(index) -> (places, packed): how a rank sends its rows to the
+// ranks along mesh axis `over`, of which rank k owns the numbers [k × owned, (k + 1) × owned):
+// there is room for `rows` rows for each. A place is that of a row of the index among [ranks ×
+// rows]: after the rows before it that have the same owner. Beyond the room, or without an owner,
+// it is ranks × rows, which is no place: a Gather makes such rows NaN, and a GatherGrad leaves them
+// out. `packed`, [ranks, rows], has the numbers at their places, and ranks × owned where there is
+// none.
 #include "rules.h"
 
 namespace piper {
@@ -14,6 +22,7 @@ Status check_rows(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 3, 4));
   PIPER_TRY(check_float(use, kX));
   PIPER_TRY(check_index(use, kIndex));
+  if (use.attrs.integer("rows", 0) < 0) return fail("attribute 'rows' must be at least 0");
   const TensorType &x = use.inputs[kX], &last = use.inputs[kLast];
   Shape rows = x.shape;
   if (!rows.empty()) rows.pop_back();
@@ -102,13 +111,39 @@ Attrs grouped_grad_localise(const OpTypes& use, const std::vector<Shape>& local_
   return attrs;
 }
 
-// Counts all rows, as if the matrices of all of them were on this rank.
+// Counts all rows, as if the matrices of all of them were on this rank, or those of an even load.
 Cost grouped_cost(const OpTypes& use) {
   const Shape& x = use.inputs[kX].shape;
   const bool forward = use.outputs[0].shape.size() == x.size() && !use.attrs.find("groups");
   const Shape& y = forward ? use.outputs[0].shape : use.inputs[kLast].shape;
-  return {.flops = 2.0 * static_cast<double>(num_elements(x)) * static_cast<double>(y.back()),
+  const int64_t rows = use.attrs.integer("rows", num_elements(use.inputs[kIndex].shape));
+  return {.flops = 2.0 * static_cast<double>(rows * x.back()) * static_cast<double>(y.back()),
           .is_matmul = true};
+}
+
+TypesResult row_places_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  PIPER_TRY(check_index(use, 0));
+  constexpr int64_t kMost = INT32_MAX;  // an index may be of i32, and has numbers behind all others
+  const int64_t ranks = use.attrs.integer("ranks", 0);
+  for (const char* name : {"ranks", "owned", "rows"})
+    if (const int64_t count = use.attrs.integer(name, 0); count < 1 || count > kMost)
+      return fail("attribute '{}' must be at least 1 and below 2^31", name);
+  for (const char* name : {"owned", "rows"})
+    if (ranks * use.attrs.integer(name) > kMost)
+      return fail("attribute '{}' of {} ranks is above 2^31", name, ranks);
+  if (use.attrs.integer("over", -1) < 0) return fail("attribute 'over' names no axis");
+  const TensorType& index = use.inputs[0];
+  return std::vector<TensorType>{
+      index, {index.dtype, {use.attrs.integer("ranks"), use.attrs.integer("rows")}}};
+}
+
+LoopRule row_places_rule(const OpTypes& use) {
+  LoopBuilder build;
+  const Dims rows = build.whole_letters(use.inputs[0].shape);
+  build.rule.inputs = {rows};
+  build.rule.outputs = {rows, build.whole_letters(use.outputs[1].shape)};
+  return std::move(build.rule);
 }
 
 }  // namespace
@@ -132,9 +167,18 @@ std::vector<OpDef> grouped_ops() {
   };
   grad.samples = {{.inputs = {f64({6, 4}), i64({6}), f64({6, 2})}, .attrs = of(plain, 3)},
                   {.inputs = {f64({2, 3, 4}), i64({2, 3}), f64({2, 3, 2})}, .attrs = of(trans, 6)}};
-  def.attributes = {{"trans_b"}, whole_of_parts()};
-  grad.attributes = {{"trans_b"}, whole_of_parts(), {"groups"}};
-  return {def, grad};
+  def.attributes = {{"trans_b"}, whole_of_parts(), {"rows"}};
+  grad.attributes = {{"trans_b"}, whole_of_parts(), {"groups"}, {"rows"}};
+  OpDef places{.name = "RowPlaces", .types = row_places_types, .loops = row_places_rule};
+  places.cost = moves;
+  places.attributes = {{"over"}, {"ranks"}, {"owned"}, {"rows"}};
+  const auto room = [](int64_t rows) {
+    return Attrs{
+        {"over", int64_t{0}}, {"ranks", int64_t{2}}, {"owned", int64_t{1}}, {"rows", rows}};
+  };
+  places.samples = {{.inputs = {i64({12})}, .attrs = room(3)},
+                    {.inputs = {i64({2, 700})}, .attrs = room(600)}};
+  return {def, grad, places};
 }
 
 }  // namespace piper

@@ -97,7 +97,10 @@ class WorkCounter {
     work_.count = grouped ? static_cast<double>(matrices[0]) : 1;
     const auto width = static_cast<double>(x.back());
     work_.m = elements(use.inputs[0]) / std::max(width, 1.0);
-    if (grouped) work_.m /= std::max(static_cast<double>(use.attrs.integer("whole")), work_.count);
+    if (grouped && use.attrs.find("rows"))
+      work_.m = static_cast<double>(use.attrs.integer("rows")) / work_.count;
+    else if (grouped)
+      work_.m /= std::max(static_cast<double>(use.attrs.integer("whole")), work_.count);
     work_.n = static_cast<double>(y.back());
     work_.k = width;
     if (grad) std::swap(work_.m, work_.k);

@@ -27,6 +27,12 @@ void LayoutCheck::visit(Spot place) {
 }
 
 void LayoutCheck::add_cuts(Spot place, CutDims& cuts) const {
+  const Program& program = role(place).programs[at(place).program];
+  const auto packed_dims = [](const Shape& shape) {
+    size_t dims = 1;
+    while (dims < shape.size() && dims < 31 && shape[dims] == 1) ++dims;
+    return (uint32_t{1} << dims) - 1;
+  };
   for (size_t v = 0; after(place) && v < cuts.size(); ++v) {
     const Lies& lies = after(place)->values[v];
     const std::vector<Lies> readings = lies.readings();
@@ -38,6 +44,10 @@ void LayoutCheck::add_cuts(Spot place, CutDims& cuts) const {
           {is_known ? lies.dims : ~uint32_t{0}, is_known && !has_samples_ ? ranks_ : 0});
     else if (lies.kind == Lies::kWhole && lies.dims != 0)
       cuts[v].push_back({lies.dims, 0});
+    else if (lies.kind == Lies::kPlaces)
+      cuts[v].push_back({0, CutDim::kPlaces});
+    else if (lies.packed != 0)
+      cuts[v].push_back({packed_dims(program.values[v].shape), CutDim::kPacked});
   }
 }
 

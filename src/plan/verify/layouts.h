@@ -27,6 +27,8 @@ struct Lies {
                 // number for each stretch
     kRows,      // all rows of all ranks (`outer` of them), of which those are valid whose index
                 // names something that the rank owns
+    kPlaces,    // of the rows of the own block: where each is put among those that are sent
+    kSent,      // rows of the own block, put together for the ranks that own what their index names
   };
   Kind kind = kUnset;
   // A bit for each dim. kCut: dims that may be the cut one. kWhole: dims along which all elements
@@ -53,6 +55,12 @@ struct Lies {
   // the index by which rows are routed; a rank owns `owned` of the things that it names.
   int32_t index = 0;
   int64_t owned = 0;
+  // Of rows that an exchange of equal blocks moves: kRows are then as many (`outer`), those that
+  // have come from each rank and others that no index names. kSent has as many, and kPlaces tells
+  // where they are; 0: all rows of all ranks. `names`: the numbers of the index themselves.
+  int64_t packed = 0;
+  bool names = false;
+  bool is_routed() const { return kind == kRows || kind == kPlaces || kind == kSent; }
   bool mirrored = false;  // kCut, kFirst
   // Further readings. If a rank has a block [1,6], the whole may be [2,6] or [1,12], and ops that
   // move elements, or sum along a dim, give different results for these.
@@ -81,8 +89,9 @@ struct Lies {
   }
   bool same_stretches(const Lies& other) const {
     return kind == other.kind && outer == other.outer && mirrored == other.mirrored &&
-           run == other.run && turn == other.turn && (kind != kRows || index == other.index) &&
-           owned == other.owned && (outside & other.inside) == 0 && (inside & other.outside) == 0;
+           run == other.run && turn == other.turn && (!is_routed() || index == other.index) &&
+           owned == other.owned && packed == other.packed && (outside & other.inside) == 0 &&
+           (inside & other.outside) == 0;
   }
   // Returns whether they have a reading in common. Of flat runs of flat runs, one may know more of
   // the axes: rule sum compares all, in their order.
@@ -105,7 +114,7 @@ inline int64_t elements_of(const Shape& shape, size_t dims) {  // of the first `
 // Returns the same layout for other elements: what is known of integers and equal elements is
 // dropped.
 inline Lies renewed(Lies lies) {
-  if (lies.kind != Lies::kRows) lies.index = 0;
+  if (!lies.is_routed()) lies.index = 0;
   if (lies.kind == Lies::kWhole) lies.dims = 0;
   for (Lies& one : lies.also) one = renewed(std::move(one));
   return lies;
@@ -160,6 +169,7 @@ struct AxisOfLayouts {
   int64_t ranks = 1;
   bool has_samples = false;  // its ranks read different samples
 };
+
 // Returns the layouts of a program's values from those of its arguments, over an axis.
 LiesAfter follow_layouts(const Program& program, std::span<const Lies> args,
                          const AxisOfLayouts& axis);

@@ -70,10 +70,13 @@ std::string to_string(const Lies& lies, const Shape& shape) {
                                     "terms of a sum",
                                     "terms of a maximum",
                                     "begin of the rank's block",
-                                    "rows routed by an index"};
+                                    "rows routed by an index",
+                                    "places of rows",
+                                    "rows in order of those that own them"};
   std::string text;
   for (const Lies& one : lies.readings()) {
     text += fmt::format("{}{}", text.empty() ? "" : " or ", kNames[one.kind]);
+    if (one.packed != 0) text += fmt::format(", {} at most", one.packed);
     if (one.run != 0) text += " into runs";
     if (one.turn.before != 0) text += fmt::format(" of the rank {} before", one.turn.before);
     if (!one.turn.of.empty())
@@ -184,7 +187,7 @@ Lies inside_block(const Shape& to) {
 
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to) {
   return of_each(lies, [&](Lies one) {
-    if (one.kind == Lies::kRows) return Lies{Lies::kUnknown};
+    if (one.is_routed()) return Lies{Lies::kUnknown};
     if (one.kind != Lies::kCut) return renewed(one);
     const int64_t block = one.outer > 0 ? all / one.outer : 0;
     if (one.run != 0 || block == 0) return Lies{Lies::kUnknown};

@@ -93,8 +93,10 @@ std::optional<Lies> OpLayouts::looked_up(const Use& use, const Cut& cut, size_t 
     return std::nullopt;
   // Other axes may cut what the rank owns along this axis further.
   const Lies& first = use.inputs[static_cast<size_t>(rule.firsts[0].second)].lies;
-  return Lies{Lies::kRows,      0,          0, num_elements(index.type.shape), 0, 0, {},
-              index.lies.index, first.outer};
+  return Lies{.kind = Lies::kRows,
+              .outer = num_elements(index.type.shape),
+              .index = index.lies.index,
+              .owned = first.outer};
 }
 
 // Returns whether a whole operand has the same elements for all blocks of the letter: it has no

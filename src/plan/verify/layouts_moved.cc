@@ -91,7 +91,7 @@ Lies MovedLayout::reduced(const Lies& from) {
   const Lies::Kind wanted = sums ? Lies::kTerms : Lies::kGreatest;
   if (!along_axis()) {
     const bool keeps = from.kind == Lies::kWhole || from.kind == Lies::kCut ||
-                       from.kind == Lies::kRows || from.kind == wanted;
+                       from.kind == Lies::kRows || from.kind == Lies::kSent || from.kind == wanted;
     return keeps ? from : wrong("reduces along another axis, and must not,", a_, from);
   }
   if (from.kind == wanted) return {Lies::kWhole};
@@ -123,7 +123,7 @@ Lies MovedLayout::own_blocks(int32_t dim, int64_t outer, bool mirrored) const {
 
 Lies MovedLayout::in_runs(const Lies& from) {
   const bool again = from.run != 0 && (one_.micro >= 0 || (from.run & over_) != 0);
-  if (again || from.turn != Lies::Turn() || from.kind == Lies::kRows)
+  if (again || from.turn != Lies::Turn() || from.is_routed())
     return wrong("cannot cut into flat runs", a_, from);
   Lies made = from;
   if (from.kind == Lies::kCut) made.dims = 0, made.run |= over_;
@@ -160,7 +160,22 @@ Lies MovedLayout::joined(const Lies& from) {
   return {Lies::kUnknown};
 }
 
+// Rows for rank k are in the k-th block of [ranks, room, …], and come as those of rank k in the
+// k-th part of [1, ranks × room, …].
+Lies MovedLayout::packed_exchanged(Lies rows) {
+  const Shape& own = shape(a_);
+  const bool sends = rows.kind == Lies::kSent,
+             plain = one_.outer == 1 && one_.to_outer == 1 && !one_.mirrored && !one_.to_mirrored;
+  const bool fits = own.size() >= 2 && own[0] == (sends ? check_.ranks() : 1) &&
+                    own[0] * own[1] == rows.packed && one_.dim == (sends ? 1 : 0) &&
+                    one_.to_dim == (sends ? 0 : 1);
+  if (!plain || !fits || !check_.is_alone(place_)) return wrong("cannot exchange", a_, rows);
+  rows.kind = sends ? Lies::kRows : Lies::kSent;
+  return rows;
+}
+
 Lies MovedLayout::exchanged(const Lies& from) {
+  if (along_axis() && from.packed != 0 && from.kind != Lies::kPlaces) return packed_exchanged(from);
   const Lies whole = joined(from);
   if (whole.kind == Lies::kUnknown) return whole;
   if (along_axis()) return own_blocks(one_.to_dim, one_.to_outer, one_.to_mirrored);
@@ -178,7 +193,7 @@ Lies MovedLayout::routed(const Lies& from) {
   const bool alike = check_.stretches_of(index.index, stretches) == stretches;
   if (index.kind != Lies::kWhole || index.index == 0 || !alike)
     return wrong("cannot route rows by", 2, index);
-  const Lies all{Lies::kRows, 0, 0, rows, 0, 0, {}, index.index, one_.owned};
+  const Lies all{.kind = Lies::kRows, .outer = rows, .index = index.index, .owned = one_.owned};
   if (!sends && !from.fits(all)) return wrong("cannot return rows of", 0, from);
   if (!check_.is_alone(place_)) return {Lies::kUnknown};
   if (!sends) return own_blocks(one_.dim, one_.outer, one_.mirrored);
@@ -188,15 +203,21 @@ Lies MovedLayout::routed(const Lies& from) {
 // ---- Along other axes ---------------------------------------------------------------------------
 
 Lies MovedLayout::joined_beside(const Lies& from) {
+  if (from.packed != 0) return each_cut(from, *blocks_joined());
   if (from.kind == Lies::kRows) return rows_joined(from);
   return beside(from, shape(a_), one_.dim, one_.outer, over_, check_.members(place_), true);
 }
 Lies MovedLayout::cut_beside(const Lies& from) {
+  if (from.packed != 0) return each_cut(from, *blocks_cut());
   if (from.kind == Lies::kRows) return rows_cut(from);
   if (one_.kind == InstructionKind::kAllToAll)
     return beside(from, together(), one_.to_dim, one_.to_outer, over_, check_.members(place_),
                   false);
   return beside(from, shape(a_), one_.dim, one_.outer, over_, check_.members(place_), false);
+}
+
+Lies MovedLayout::each_cut(const Lies& rows, const Blocks& blocks) {
+  return rows.outer > 0 && blocks.stretches % rows.outer == 0 ? rows : Lies{Lies::kUnknown};
 }
 
 Lies MovedLayout::rows_cut(Lies rows) {

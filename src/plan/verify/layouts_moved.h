@@ -46,6 +46,8 @@ class MovedLayout {
   // Joins blocks, for an all-gather or for the first half of an all-to-all.
   Lies joined(const Lies& from);
   Lies exchanged(const Lies& from);
+  // Moves packed rows to the ranks that own what their index names, or back.
+  Lies packed_exchanged(Lies rows);
   // Sends rows to the ranks that own what the index names (dispatch), or back to the blocks from
   // which they came (combine).
   Lies routed(const Lies& from);
@@ -57,6 +59,8 @@ class MovedLayout {
   // Cuts routed rows along another axis. If each row is cut, the rows remain the same. If the rows
   // are, those of a block belong to the same block of the index.
   Lies rows_cut(Lies rows);
+  // Of packed rows only each row can be cut.
+  static Lies each_cut(const Lies& rows, const Blocks& blocks);
   Lies rows_joined(Lies rows);
   // Routes rows along another axis. Over this one, rows and index are both whole, or both cut into
   // the same blocks, or the index is whole and each row is cut.

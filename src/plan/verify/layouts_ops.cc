@@ -49,6 +49,8 @@ OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
   const auto all = [&](Lies::Kind kind) { return std::vector<Lies>(outputs.size(), {kind}); };
   if (any([](const Lies& l) { return l.kind == Lies::kUnset || l.kind == Lies::kUnknown; }))
     return all(Lies::kUnknown);
+  if (op == "RowPlaces" && attrs.integer("over", -1) == axis_ && inputs.size() == 1)
+    return place_rows(attrs, inputs[0]);
   if (!any([](const Lies& l) { return l.kind != Lies::kWhole; }))
     return keep_whole(op, attrs, inputs, outputs);
   const std::optional<Use> use = use_of(op, attrs, inputs, outputs);
@@ -59,6 +61,8 @@ OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
   const auto has = [&](Lies::Kind kind) { return first(kind) < inputs.size(); };
   if (use->def->draws >= 0 && has(Lies::kFirst)) return draw_blocks(*use);
   if (has(Lies::kTerms) || has(Lies::kGreatest)) return pass_terms(*use, has(Lies::kGreatest));
+  if (has(Lies::kPlaces)) return by_places(*use);
+  if (has(Lies::kSent)) return refuse("which reads rows that are on their way");
   if (has(Lies::kRows)) return send_rows(*use, first(Lies::kRows));
   const size_t run = first_of(inputs, [](const Lies& l) { return l.run != 0; });
   if (any([](const Lies& l) { return !l.turn.of.empty(); }))
@@ -237,9 +241,12 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
     return i < use.inputs.size() && use.inputs[i].present &&
            use.inputs[i].lies.kind == Lies::kFirst;
   };
+  const auto is_index = [&](const Lies& lies) {
+    return routed.packed == 0 ? lies.kind == Lies::kWhole && lies.index == routed.index
+                              : lies.kind == Lies::kRows && lies.names && lies.fits(routed);
+  };
   const bool looks_up = rule.picks >= 0 && rule.firsts.size() == 1 && is_own(rule.firsts[0]) &&
-                        use.inputs[static_cast<size_t>(rule.picks)].lies.kind == Lies::kWhole &&
-                        use.inputs[static_cast<size_t>(rule.picks)].lies.index == routed.index;
+                        is_index(use.inputs[static_cast<size_t>(rule.picks)].lies);
   const size_t by = looks_up ? static_cast<size_t>(rule.picks) : from;
   const size_t first = looks_up ? static_cast<size_t>(rule.firsts[0].second) : use.inputs.size();
   const Cut cut{looks_up ? rule.firsts[0].first : '\0', 1};
@@ -264,22 +271,72 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
     const LaidOut& one = use.inputs[i];
     if (!one.present || i == first || (looks_up && i == by)) continue;
     const bool is_row = has_rows(rule.inputs[i], one.type.shape);
-    const bool fits = is_row ? one.lies.kind == Lies::kWhole || one.lies.fits(routed)
-                             : !has_any(rule.inputs[i]) && takes(use, i, cut);
+    const bool stays = routed.packed == 0 && one.lies.kind == Lies::kWhole;
+    const bool fits =
+        is_row ? stays || one.lies.fits(routed) : !has_any(rule.inputs[i]) && takes(use, i, cut);
     if (!fits) return refuse("which reads other rows, or not all operands of these rows");
+    // Dims of one element behind packed rows may count rows on one device.
+    const Shape& shape = one.type.shape;
+    for (size_t d = 1;
+         routed.packed != 0 && is_row && !looks_up && d < shape.size() && shape[d] == 1; ++d)
+      for (const char letter : rule.inputs[i][d])
+        if (occurrences(rule.outputs[0], letter) == 0)
+          return refuse("which may add up rows of several ranks");
   }
   std::vector<Lies> made;
   for (size_t o = 0; o < rule.outputs.size(); ++o) {
     const Shape& shape = use.types.outputs[o].shape;
     const auto table = placed(rule, rule.outputs[o], shape, cut.letter, 1);
     if (!table && has_rows(rule.outputs[o], shape))
-      made.push_back(routed);
+      made.push_back(routed), made.back().names = false;
     else if (table && !has_any(rule.outputs[o]))
       made.push_back(*table);
     else
       return refuse("whose results are not the same rows");
   }
   return made;
+}
+
+// Each row of the own block gets its place among those that are sent along this axis.
+OpLayouts::Made OpLayouts::place_rows(const Attrs& attrs, const LaidOut& index) {
+  const Lies& own = index.lies;
+  if (own.kind != Lies::kCut || own.run != 0 || own.turn != Lies::Turn() || own.index == 0)
+    return refuse("which finds places for rows of no block");
+  if (attrs.integer("ranks") != ranks_)
+    return refuse("which sends rows to another number of ranks");
+  Lies places = own;
+  places.kind = Lies::kPlaces, places.dims = 0;
+  places.owned = attrs.integer("owned");
+  places.packed = ranks_ * attrs.integer("rows");
+  const Lies sent{.kind = Lies::kSent,
+                  .outer = places.packed,
+                  .index = own.index,
+                  .owned = places.owned,
+                  .packed = places.packed,
+                  .names = true};
+  return std::vector<Lies>{std::move(places), sent};
+}
+
+// By such places rows of the same block are put together, and come back to it.
+OpLayouts::Made OpLayouts::by_places(const Use& use) {
+  const bool sends = use.def->name == "GatherGrad";
+  if ((!sends && use.def->name != "Gather") || use.inputs.size() != 2 ||
+      use.inputs[1].lies.kind != Lies::kPlaces || use.types.attrs.integer("axis") != 0 ||
+      use.types.attrs.find("padding"))
+    return refuse("which reads places of rows as numbers");
+  const Lies &rows = use.inputs[0].lies, &places = use.inputs[1].lies;
+  const Shape &from = use.inputs[0].type.shape, &to = use.types.outputs[0].shape;
+  if ((sends ? to : from)[0] != places.packed) return refuse("which has room for other rows");
+  Lies block = places;
+  block.kind = Lies::kCut, block.index = 0, block.owned = block.packed = 0;
+  block.dims = dims_of(sends ? from : to, places.outer, false);
+  const Lies sent{.kind = Lies::kSent,
+                  .outer = places.packed,
+                  .index = places.index,
+                  .owned = places.owned,
+                  .packed = places.packed};
+  if (!rows.fits(sends ? block : sent)) return refuse("which has places of other rows");
+  return std::vector<Lies>{sends ? sent : block};
 }
 
 // Flat runs pass an op that computes each element by itself: all operands are the same runs, or do

@@ -40,7 +40,7 @@ size_t first_of(std::span<const LaidOut> inputs, const Is& is) {
 // Follows one use of an op of the table.
 class OpLayouts {
  public:
-  explicit OpLayouts(int64_t ranks) : ranks_(ranks) {}
+  explicit OpLayouts(const AxisOfLayouts& axis) : axis_(axis.index), ranks_(axis.ranks) {}
   // Returns the layouts of its results. Nothing: `wrong` says why it cannot take its operands.
   std::optional<std::vector<Lies>> make(std::string_view op, const Attrs& attrs,
                                         std::span<const LaidOut> inputs,
@@ -73,6 +73,8 @@ class OpLayouts {
   Made pass_number(const Use& use, std::string_view op, size_t from);
   Made pass_terms(const Use& use, bool greatest);
   Made send_rows(const Use& use, size_t from);
+  Made place_rows(const Attrs& attrs, const LaidOut& index);
+  Made by_places(const Use& use);
   Made cut_runs(const Use& use, size_t from);
   Made cut_blocks(const Use& use, size_t from);
   std::vector<Cut> cuts_of(const Use& use, size_t input) const;
@@ -88,7 +90,8 @@ class OpLayouts {
   bool takes(const Use& use, size_t input, const Cut& cut) const;
   bool begins(const Use& use, size_t input, const Cut& cut, int64_t before) const;
 
-  int64_t ranks_;
+  const int32_t axis_;
+  const int64_t ranks_;
 };
 
 // Returns a text such as "f32[2,4] cut at dim 1, f32[4] whole".

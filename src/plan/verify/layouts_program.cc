@@ -8,7 +8,7 @@ namespace {
 class Walk {
  public:
   Walk(const Program& program, std::span<const Lies> args, const AxisOfLayouts& axis)
-      : program_(program), axis_(axis), ops_(axis.ranks) {
+      : program_(program), axis_(axis), ops_(axis) {
     for (size_t a = 0; a < args.size(); ++a)
       held_.push_back(program.arg_read[a] ? args[a] : Lies{});
     held_.resize(program.values.size());

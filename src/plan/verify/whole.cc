@@ -126,6 +126,9 @@ WholeRun::Made WholeRun::results(const ProgramOp& op) {
     if (adds && op.inputs[1 - to] >= 0 && adds_to_sum(op, to))
       return {operand(op, 0).symbol + operand(op, 1).symbol};
   if (op.op == "GlobalNorm") return norm(op);
+  if (op.op == "RowPlaces" && op.outputs.size() == 2 && op.outputs[1] >= 0 &&
+      counts_packed(cuts_of(op.outputs[1]), 0))
+    return {join_symbols(symbol_of(op.op), operand(op, 0).symbol), operand(op, 0).symbol};
   if (op.op == "MatMul" && op.attrs.integer("accumulate") != 0) return product(op);
   Use use{op.op, op.attrs, {}, {}};
   for (size_t i = 0; i < op.inputs.size(); ++i) use.inputs.push_back(operand(op, i));
@@ -188,6 +191,11 @@ WholeRun::Made WholeRun::make_one(Use use) {
 
 WholeRun::Made WholeRun::make_exact(const Use& use) {
   const OpDef* def = find_op(use.op);
+  // By places only the order of rows changes, as rule layout proves.
+  const auto is_places = [](const CutDim& cut) { return cut.ranks == CutDim::kPlaces; };
+  if ((use.op == "Gather" || use.op == "GatherGrad") && use.inputs.size() == 2 &&
+      use.inputs[1].cuts && std::ranges::any_of(*use.inputs[1].cuts, is_places))
+    return {ends_in(use.inputs[0].symbol, use.inputs[0].behind)};
   OpTypes types;
   types.attrs = use.attrs;
   for (const Operand& one : use.inputs) {
@@ -397,7 +405,7 @@ bool WholeRun::is_part_of(const Part& own, const Shape& whole) const {
     return false;
   const Shape mine = with_dims(own.shape, dims), its = with_dims(whole, dims);
   for (size_t d = 0; d < dims; ++d) {
-    if (mine[d] == its[d]) continue;
+    if (mine[d] == its[d] || counts_packed(own.cuts, d > 0 ? d + more : 0)) continue;
     if (!may_be_part(mine[d], its[d])) return false;
     if (!own.cuts || mine[d] > its[d]) continue;
     int64_t ranks = 1;

@@ -9,6 +9,9 @@ namespace piper {
 // Returns the shape with leading dims joined to one, so that it has at most `dims`, or one.
 Shape with_dims(const Shape& shape, size_t dims);
 
+// Returns whether dim `d` counts packed rows, of which there are others than on one device.
+bool counts_packed(const std::vector<CutDim>* cuts, size_t d);
+
 // Follows a program on parts as if it ran on the whole values. Rule layout proves which part of a
 // value each rank has, or that it has a term of it, so an op on parts gives the part of what it
 // gives on whole values. Symbols leave out extents, numbers of parts, and all else that differs
@@ -76,7 +79,8 @@ class WholeRun {
   uint64_t ends_in(uint64_t symbol, double number);
   static double moved_end(const Use& use);
   double repeated_end(const Use& use) const;
-  bool may_be_part(const Shape& own, const Shape& whole) const;
+  bool may_be_part(const Shape& own, const Shape& whole,
+                   const std::vector<CutDim>* cuts = nullptr) const;
   static int64_t parts_of(const std::vector<CutDim>* cuts, size_t d, const Shape& own,
                           const Shape& whole);
   void clear_repeated(LoopRule& rule, uint64_t symbol, bool swapped) const;

@@ -80,10 +80,18 @@ double WholeRun::repeated_end(const Use& use) const {
   return any ? kAnything : moved_end(use);
 }
 
-bool WholeRun::may_be_part(const Shape& own, const Shape& whole) const {
-  return own.size() == whole.size() &&
-         std::equal(own.begin(), own.end(), whole.begin(),
-                    [&](int64_t a, int64_t b) { return may_be_part(a, b); });
+bool counts_packed(const std::vector<CutDim>* cuts, size_t d) {
+  return cuts && d < 32 && std::any_of(cuts->begin(), cuts->end(), [&](const CutDim& cut) {
+           return cut.ranks == CutDim::kPacked && (cut.dims >> d & 1) != 0;
+         });
+}
+
+bool WholeRun::may_be_part(const Shape& own, const Shape& whole,
+                           const std::vector<CutDim>* cuts) const {
+  bool fits = own.size() == whole.size();
+  for (size_t d = 0; fits && d < own.size(); ++d)
+    fits = counts_packed(cuts, d) || may_be_part(own[d], whole[d]);
+  return fits;
 }
 bool WholeRun::is_equal_part(int64_t own, int64_t whole) const {
   return own > 0 && whole % own == 0 && values_.parts.contains(whole / own);
@@ -96,7 +104,7 @@ int64_t WholeRun::parts_of(const std::vector<CutDim>* cuts, size_t d, const Shap
   if (!cuts || own.size() > 32) return 0;
   int64_t parts = 1;
   for (const CutDim& cut : *cuts) {
-    if (!(cut.dims >> d & 1)) continue;
+    if (cut.ranks < 0 || !(cut.dims >> d & 1)) continue;
     for (size_t other = 0; other < own.size(); ++other)
       if (other != d && (cut.dims >> other & 1) && own[other] < whole[other]) return 0;
     parts *= cut.ranks;
@@ -132,6 +140,7 @@ void WholeRun::note_letters(const std::vector<LoopRule::Dim>& dims, const std::v
                   parts = known > 0 || !doubtful ? known : values_.ranks;
     const bool may_go_on = own[d] < whole[d] && own[d] * parts > whole[d];
     here += dims[d][0];
+    if (counts_packed(cuts, d)) equal += dims[d][0];
     if (is_equal_part(own[d], whole[d]) && !may_go_on) equal += dims[d][0];
   }
 }
@@ -165,7 +174,8 @@ std::string WholeRun::letters_that_go_on(const LoopRule& rule, const Use& use, u
         whole.size() <= use.inputs.size();  // operands that tell where a part begins come last
     for (size_t i = 0; fits && i < whole.size(); ++i)
       fits = whole[i].empty() ||
-             may_be_part(input(i).type->shape, in_dims_of(whole[i], input(i).type->shape));
+             may_be_part(input(i).type->shape, in_dims_of(whole[i], input(i).type->shape),
+                         input(i).cuts);
     for (size_t i = 0; fits && i < whole.size(); ++i)
       if (!whole[i].empty())
         note_letters(rule.inputs[swapped ? use.inputs.size() - 1 - i : i], input(i).cuts,
@@ -178,7 +188,7 @@ std::string WholeRun::letters_that_go_on(const LoopRule& rule, const Use& use, u
         made != values_.whole_shapes->made.end())
       for (const Shape& as_made : made->second)
         if (const Shape whole = in_dims_of(as_made, use.outputs[o].shape);
-            may_be_part(use.outputs[o].shape, whole)) {
+            may_be_part(use.outputs[o].shape, whole, use.cuts)) {
           note_letters(rule.outputs[o], use.cuts, use.outputs[o].shape, whole, doubtful, here,
                        equal);
           any = true;

@@ -303,6 +303,23 @@ Status add_attention(const Graph& step, const ShardRule& shard, const Variables&
   return ok_status();
 }
 
+// Rows beyond the room become NaN, so the step that has them must not be taken.
+Status add_capacity(const ShardRule& shard, const TrainSpec& train, AxisCut& cut) {
+  if (!shard.capacity) return ok_status();
+  if (cut.capacity && *cut.capacity != *shard.capacity)
+    return fail(shard.capacity_at, "shard: two capacities over '{}'", cut.name)
+        .with_note(fmt::format("the other one is at line {}", cut.capacity_at.line));
+  if (!skips_nonfinite(train))
+    return fail(shard.capacity_at,
+                "shard: 'capacity' where updates do not wait for the norm of the gradients")
+        .with_note(
+            "a step with more rows than there is room for is not finite, and must change "
+            "no parameter")
+        .with_note("help: 'train: {skip_nonfinite: true}' or clip_norm");
+  cut.capacity = shard.capacity, cut.capacity_at = shard.capacity_at;
+  return ok_status();
+}
+
 // Cuts the samples of coupled replicas into blocks, and keeps whole what lives from step to step:
 // all of it, or, where rules of `shard` cut over the axis, too, what entries of `replicate` name.
 // What rules name is as they say.
@@ -430,6 +447,7 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
                                   shard.dim ? fmt::format("dim {}", *shard.dim) : "all", axis.name,
                                   seeds.size(), seeds.size() == 1 ? "" : "s")}});
       PIPER_TRY(add_seeds(step, cut, std::move(seeds)));
+      PIPER_TRY(add_capacity(shard, strategy.train, cut));
     }
     if (of_batch.mesh[a].is_coupled()) add_samples(step, strategy, of_batch, cut, out);
     if (cut.seeds.empty() && !cut.attention.empty() && cut.ranks > 1)

@@ -11,8 +11,10 @@ ValueId Rewriter::read(ValueId id, const Layout& need, NodeId reader) {
 }
 
 ValueId Rewriter::fetch(ValueId id, const Layout& need, NodeId reader) {
-  const bool is_there = state_.is_loaded_whole(id) ? need.kind == kWhole || need.kind == kRouted
-                                                   : need == state_.layout(id);
+  const bool is_there =
+      state_.is_loaded_whole(id)
+          ? need.kind == kWhole || (need.kind == kRouted && !state_.is_packed(need))
+          : need == state_.layout(id);
   return is_there ? state_.at(id).current : convert(id, need, reader);
 }
 
@@ -41,16 +43,136 @@ ValueId Rewriter::convert(ValueId id, const Layout& to, NodeId reader) {
 }
 
 ValueId Rewriter::convert_rows(ValueId id, const Layout& to, NodeId reader) {
+  if (state_.is_packed(to)) return pack(id, to, reader);
   const Layout from = state_.layout(id);
   const ValueId current = state_.at(id).current;
   if (from.kind == kWhole) return current;
   const Layout blocks = state_.blocks_of_rows(id, to.kind == kRouted ? to : from);
+  if (to == blocks && state_.is_packed(from)) return unpack(id, blocks, reader);
   if (to == blocks) return emit("Combine", current, id, blocks, to, reader);
   const ValueId part = from == blocks ? current : convert(id, blocks, reader);
   if (to.kind == kRouted) return emit("Dispatch", part, id, blocks, to, reader);
   if (is_exchange(blocks, to)) return emit("AllToAll", part, id, blocks, to, reader);
   const ValueId whole = emit("AllGather", part, id, blocks, Layout{}, reader);
   return to.kind == kWhole ? whole : emit("OwnBlock", whole, id, to, to, reader);
+}
+
+// ---- Packed rows --------------------------------------------------------------------------------
+//
+// Each rank has room for as many rows of every other rank. What it sends to one of them it puts
+// together, by places that follow from the index, and an exchange of equal blocks moves that. Rows
+// beyond the room come back as NaN, so that no step takes what lacks them.
+
+namespace {
+
+// Returns how many of the first dims count the rows.
+std::ptrdiff_t row_dims(const Shape& shape, int64_t rows) {
+  std::ptrdiff_t dims = 0;
+  for (int64_t count = 1; count < rows; ++dims) count *= shape[static_cast<size_t>(dims)];
+  return dims;
+}
+
+}  // namespace
+
+// Adds an exchange of packed rows: of [1, ranks x room, ...], which joins dim 0, or of
+// [ranks, room, ...], which joins dim 1.
+ValueId Rewriter::exchange(ValueId from, size_t joins, ValueId origin, const Node& near,
+                           NodeId reader) {
+  const Node node = beside(near, "AllToAll", {from},
+                           {{"over", int64_t{state_.cut.axis}},
+                            {"ranks", state_.cut.ranks},
+                            {"dim", static_cast<int64_t>(joins)},
+                            {"outer", int64_t{1}},
+                            {"to_dim", static_cast<int64_t>(1 - joins)},
+                            {"to_outer", int64_t{1}}});
+  const ValueId made = add(node, Layout{kRouted}, origin);
+  const auto ranks = static_cast<double>(state_.cut.ranks);
+  add_conversion(origin, reader,
+                 static_cast<double>(state_.type_of(made).bytes()) * (ranks - 1) / ranks);
+  return made;
+}
+
+ValueId Rewriter::in_shape(ValueId from, const Shape& shape, const Layout& layout,
+                           const Node& near) {
+  if (type_here(from).shape == shape) return from;
+  return add(beside(near, "Reshape", {from}, {{"shape", shape}}), layout, from);
+}
+
+Rewriter::Places Rewriter::places_of(const Layout& routed, NodeId reader) {
+  const ValueId by = routed.by;
+  const Route& route = state_.routes.at(by.value);
+  Region region = region_of(state_.graph.node(reader));
+  const Value& index = state_.graph.value(by);
+  if (index.kind == ValueKind::kNode)  // the backward pass takes those of the forward pass
+    region.first = region_of(state_.graph.node(index.producer)).first;
+  if (const auto known = places_.find({region, by}); known != places_.end()) return known->second;
+  Node near = state_.graph.node(reader);
+  near.name = index.name;
+  near.pass = region.first;
+  const Layout blocks = state_.blocks_of_rows(by, routed);
+  const ValueId own = in_shape(fetch(by, blocks, reader), {route.rows / state_.cut.ranks},
+                               {kCut, 0, route.outer, {}, route.mirrored}, near);
+  const Layout layouts[] = {{kCut, 0, route.outer, {}, route.mirrored}, {kRouted}};
+  const ValueId like[] = {by, by};
+  const std::vector<ValueId> made = add(beside(near, "RowPlaces", {own},
+                                               {{"over", int64_t{state_.cut.axis}},
+                                                {"ranks", state_.cut.ranks},
+                                                {"owned", route.owned},
+                                                {"rows", route.room}}),
+                                        like, layouts);
+  const ValueId come = exchange(made[1], 1, by, near, reader);
+  const Places places{
+      made[0], in_shape(come, state_.local(state_.type_of(by).shape, routed), {kRouted}, near)};
+  places_[{region, by}] = places;
+  return places;
+}
+
+ValueId Rewriter::pack(ValueId id, const Layout& routed, NodeId reader) {
+  const Places places = places_of(routed, reader);
+  if (id == routed.by) return places.index;
+  const Route& route = state_.routes.at(routed.by.value);
+  const Layout blocks = state_.blocks_of_rows(id, routed);
+  const ValueId own = fetch(id, blocks, reader);
+  Node near = state_.graph.node(state_.converted_at(id, reader));
+  near.name = state_.graph.value(id).name;
+  near.pass = pass_of(id, near);
+  const Shape all = state_.local(state_.type_of(id).shape, routed);
+  Shape rest(all.begin() + row_dims(state_.type_of(id).shape, route.rows), all.end());
+  const auto with = [&](Shape first) {
+    first.insert(first.end(), rest.begin(), rest.end());
+    return first;
+  };
+  const int64_t ranks = state_.cut.ranks;
+  const ValueId rows = in_shape(own, with({route.rows / ranks}), blocks, near);
+  const ValueId placed = add(beside(near, "GatherGrad", {rows, places.of_rows},
+                                    {{"axis", int64_t{0}}, {"size", ranks * route.room}}),
+                             {kRouted}, id);
+  const ValueId packed = in_shape(placed, with({ranks, route.room}), {kRouted}, near);
+  return in_shape(exchange(packed, 1, id, near, reader), all, {kRouted}, near);
+}
+
+ValueId Rewriter::unpack(ValueId id, const Layout& blocks, NodeId reader) {
+  const Layout routed = state_.layout(id);
+  const Places places = places_of(routed, reader);
+  const Route& route = state_.routes.at(routed.by.value);
+  Node near = state_.graph.node(state_.converted_at(id, reader));
+  near.name = state_.graph.value(id).name;
+  near.pass = pass_of(id, near);
+  const Shape all = state_.type_of(id).shape;
+  Shape rest(all.begin() + row_dims(state_.type_of(id).shape, route.rows), all.end());
+  const auto with = [&](Shape first) {
+    first.insert(first.end(), rest.begin(), rest.end());
+    return first;
+  };
+  const int64_t ranks = state_.cut.ranks;
+  const ValueId rows =
+      in_shape(state_.at(id).current, with({1, ranks * route.room}), {kRouted}, near);
+  const ValueId back = exchange(rows, 0, id, near, reader);
+  const ValueId packed = in_shape(back, with({ranks * route.room}), {kRouted}, near);
+  const Layout flat{kCut, 0, route.outer, {}, route.mirrored};
+  const ValueId own =
+      add(beside(near, "Gather", {packed, places.of_rows}, {{"axis", int64_t{0}}}), flat, id);
+  return in_shape(own, state_.local(all, blocks), blocks, near);
 }
 
 // Repeats what only moves elements on its converted source: one collective serves all that differ

@@ -47,6 +47,12 @@ void Rewriter::rewrite(NodeId id, const Choice& choice) {
       input = add(beside(near, "Reshape", {input}, {{"shape", shape}}), choice.needs[i]);
     }
   if (choice.cut) place_first(made, state_.loops(node).rule, *choice.cut);
+  const auto& known = state_.loops(node).def->attributes;
+  const auto takes_rows = [](const OpAttribute& one) { return one.name == "rows"; };
+  if (const int picks = state_.loops(node).rule.picks;
+      picks >= 0 && std::ranges::any_of(known, takes_rows))
+    if (const Layout& need = choice.needs[static_cast<size_t>(picks)]; state_.is_packed(need))
+      made.attrs.set("rows", state_.routes.at(need.by.value).rows / state_.cut.ranks);
   if (choice.cut && find_op(node.op)->draws >= 0) place_draw(made, choice.makes[0]);
   append(std::move(made), id);
   record_layouts(id, choice);

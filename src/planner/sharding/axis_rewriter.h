@@ -68,6 +68,15 @@ class Rewriter {
   ValueId fetch(ValueId id, const Layout& need, NodeId reader);
   ValueId convert(ValueId id, const Layout& to, NodeId reader);
   ValueId convert_rows(ValueId id, const Layout& to, NodeId reader);
+  // Of packed rows: those of the own block, or of the ranks that own what the index names.
+  ValueId pack(ValueId id, const Layout& routed, NodeId reader);
+  ValueId unpack(ValueId id, const Layout& blocks, NodeId reader);
+  struct Places {
+    ValueId of_rows, index;  // of the rows of the own block; the numbers of the rows that come
+  };
+  Places places_of(const Layout& routed, NodeId reader);
+  ValueId exchange(ValueId from, size_t joins, ValueId origin, const Node& near, NodeId reader);
+  ValueId in_shape(ValueId from, const Shape& shape, const Layout& layout, const Node& near);
   std::optional<ValueId> convert_source(ValueId id, const Layout& to, NodeId reader);
   ValueId emit(std::string_view op, ValueId from, ValueId origin, const Layout& blocks,
                const Layout& to, NodeId reader);
@@ -84,6 +93,7 @@ class Rewriter {
   std::vector<NodeId> sources_;  // by position in nodes_; invalid: an op that was added
   std::vector<Conversion> conversions_;
   std::map<std::pair<Region, std::string>, ValueId> own_numbers_;  // by attributes
+  std::map<std::pair<Region, ValueId>, Places> places_;            // by index
 };
 
 // ---- Attention over tokens in blocks (axis_attention.cc) ----------------------------------------

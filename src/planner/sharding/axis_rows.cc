@@ -2,6 +2,7 @@
 // their places among all rows, so that no order is to be known: a rank has its own, and works on
 // all. From one product of an expert to the next nothing travels.
 #include <algorithm>
+#include <cmath>
 
 #include "axis_choice.h"
 
@@ -61,6 +62,12 @@ std::optional<std::pair<ValueId, Route>> find_route(const State& state, const No
       route.mirrored = layout.mirrored;
   }
   if (route.owned == 0 || route.outer == 0) return std::nullopt;
+  route.rows = rows;
+  if (state.cut.capacity) {
+    const int64_t own = rows / state.cut.ranks;
+    const double even = static_cast<double>(own) / static_cast<double>(state.cut.ranks);
+    route.room = std::min(own, static_cast<int64_t>(std::ceil(*state.cut.capacity * even - 1e-9)));
+  }
   return std::pair(state.source_index(node.inputs[picks]), route);
 }
 
@@ -110,18 +117,23 @@ std::optional<Choice> routed_choice(const State& state, const Node& node, const 
   const std::optional<RowUse> use = row_use(state, node, loops);
   if (!use) return std::nullopt;
   Choice choice{use->table};
+  const bool packed = state.is_packed(use->routed);
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     const ValueId id = node.inputs[i];
     Layout& need = choice.needs.emplace_back();
     if (!id.valid()) continue;
-    if (!use->table || i != static_cast<size_t>(loops.rule.picks)) {
+    if (packed && use->table && i == static_cast<size_t>(loops.rule.picks)) {
+      need = use->routed;
+    } else if (!use->table || i != static_cast<size_t>(loops.rule.picks)) {
       const std::optional<Layout> layout = use->layout_of(loops.input(i));
       if (!layout) return std::nullopt;
       const bool is_row = layout->kind == kRouted, is_whole = state.layout(id).kind == kWhole;
       // What goes on row by row takes no rows along that stay where they are.
       if (is_row && !is_whole && !use->table && state.layout(id) != use->routed)
         return std::nullopt;
-      if (!is_row || !is_whole) need = *layout;
+      // What all ranks hold is packed as well, as far as it is of floats.
+      if (is_row && packed && !info(state.type_of(id).dtype).is_float) return std::nullopt;
+      if (!is_row || !is_whole || packed) need = *layout;
     }
     choice.bytes += state.cost(id, need);
   }

@@ -2,6 +2,7 @@
 #include "axis_state.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "parts.h"
 
@@ -120,6 +121,16 @@ bool State::may_adopt(ValueId id) const {
 
 bool State::is_loaded_whole(ValueId id) const {
   return at(id).is_seed && graph.value(id).kind == ValueKind::kInput;
+}
+
+// Packed rows are counted by the first of the dims that count rows.
+Shape State::local(Shape shape, const Layout& layout) const {
+  if (!is_packed(layout)) return local_shape(std::move(shape), layout, cut.ranks);
+  const Route& route = routes.at(layout.by.value);
+  int64_t count = 1;
+  for (size_t d = 0; count < route.rows; ++d)
+    count *= std::exchange(shape[d], d == 0 ? route.room * cut.ranks : 1);
+  return shape;
 }
 
 ValueId State::source_index(ValueId id) const {

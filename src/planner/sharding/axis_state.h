@@ -54,10 +54,11 @@ struct ValueState {
 };
 
 // Describes rows that an index sends: by flat rows, so many stretches; a rank owns so many of the
-// numbers.
+// numbers. With a capacity a rank has room for `room` rows of each rank, and not for all `rows`.
 struct Route {
   int64_t outer = 1, owned = 0;
   bool mirrored = false;
+  int64_t rows = 0, room = 0;  // room 0: without a capacity
 };
 
 struct State {
@@ -70,8 +71,10 @@ struct State {
   const ValueState& at(ValueId id) const { return values[id.index()]; }
   const Layout& layout(ValueId id) const { return at(id).layout; }
   const std::optional<Layout>& hint(ValueId id) const { return at(id).hint; }
-  Shape local(Shape shape, const Layout& layout) const {
-    return local_shape(std::move(shape), layout, cut.ranks);
+  Shape local(Shape shape, const Layout& layout) const;
+  // Returns whether rows of this layout are packed: those that a rank has, without others between.
+  bool is_packed(const Layout& layout) const {
+    return layout.kind == kRouted && routes.at(layout.by.value).room > 0;
   }
 
   // Returns whether only sums over the step read it.

@@ -125,6 +125,13 @@ Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& how) {
     }
     PIPER_TRY(visit(rewriter, NodeId(i), gathered));
   }
+  if (cut.capacity && rewriter.state().routes.empty())
+    return fail(cut.capacity_at,
+                "shard: 'capacity' over '{}', along which no rows are sent to what they look up",
+                cut.name)
+        .with_note(
+            "help: it is for experts of which each token looks up the matrices; one-hot products "
+            "have slots of the model's own, and samples that all ranks hold are not sent");
   return rewriter.finish();
 }
 

@@ -22,6 +22,16 @@ bool reports(const RoleProgram& role, std::string_view name) {
   return false;
 }
 
+int64_t lesser_room(int64_t a, int64_t b) { return a == 0 || b == 0 ? a + b : std::min(a, b); }
+
+int64_t room_of(const RoleProgram& role) {
+  int64_t room = 0;
+  for (const Program& program : role.programs)
+    for (const ProgramOp& op : program.ops)
+      if (op.op == "RowPlaces") room = lesser_room(room, op.attrs.integer("rows"));
+  return room;
+}
+
 template <class T>
 std::span<std::byte> as_bytes(T& value) {
   return std::as_writable_bytes(std::span(&value, 1));
@@ -68,6 +78,7 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
   facts.peak_bytes = executor.role().peak_bytes();
   facts.taken_bytes = executor.backend().taken().device;
   facts.sums_otherwise = adds_otherwise(executor.role()) ? 1 : 0;
+  facts.room = room_of(executor.role());
   if (peak > 0) {
     PIPER_ASSIGN(const double flops, model_flops(executor.role()));
     facts.step_flops = static_cast<int64_t>(flops);
@@ -83,6 +94,7 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
     facts.taken_bytes = std::max(facts.taken_bytes, theirs.taken_bytes);
     facts.step_flops += theirs.step_flops;
     facts.peak_flops += theirs.peak_flops;
+    facts.room = lesser_room(facts.room, theirs.room);
     facts.sums_otherwise = std::max(facts.sums_otherwise, theirs.sums_otherwise);
   }));
   for (const int64_t source : facts.source)

@@ -45,6 +45,8 @@ class BetweenSteps {
   bool sums_otherwise() const { return facts_.sums_otherwise != 0; }
   // Return whether the plans skip steps whose gradients are not finite, and scale the loss.
   bool can_skip() const { return facts_.source[kSkippedValue] < control_->world(); }
+  // Returns the fewest rows of which a rank has room for those of each other rank; 0: for all.
+  int64_t room() const { return facts_.room; }
   bool scales_loss() const { return facts_.source[kScaleValue] < control_->world(); }
 
  private:
@@ -54,6 +56,7 @@ class BetweenSteps {
     int64_t peak_bytes = 0;        // the largest of any
     int64_t taken_bytes = 0;       // of the device, after load: the most of any
     int64_t sums_otherwise = 0;
+    int64_t room = 0;                        // the least of any
     int64_t step_flops = 0, peak_flops = 0;  // of all together
   };
   Control* control_ = nullptr;

@@ -66,6 +66,12 @@ NonFinite::Verdict NonFinite::judge(uint8_t words) {
 
 Error NonFinite::error(const StepMetrics& metrics, Verdict verdict) const {
   Error error = numeric_of(metrics);
+  if (between_.room() > 0)
+    error.notes.push_back(fmt::format(
+        "a rank has room for {} rows of experts of each rank, and a step that routes more of them "
+        "to one rank is not finite. help: a larger 'capacity' in the strategy; one as large as "
+        "the number of ranks is room for all rows",
+        between_.room()));
   if (verdict == Verdict::kKeep && is_late_ && metrics.step + 1 < options_.steps)
     error.notes.push_back(fmt::format(
         "no rank has made this update; step {} was queued before that was known, and what is saved "

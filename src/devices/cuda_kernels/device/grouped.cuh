@@ -43,6 +43,34 @@ DEVICE void sort_rows(const I* index, Groups groups, int64_t rows, int64_t* begi
     if (groups.of(index[r]) == group) order[at++] = r;
 }
 
+// Gives rows their places among those that have the same owner. A block has an owner, and the last
+// one those rows that have none.
+template <int kThreads, class I>
+DEVICE void place_rows(const I* index, int64_t rows, int64_t owners, int64_t owned, int64_t room,
+                       I* places, I* packed) {
+  const int64_t share = (rows + kThreads - 1) / kThreads, owner = blockIdx.x;
+  const int64_t from = threadIdx.x * share, end = from + share;
+  const int64_t to = end < rows ? end : rows;
+  SHARED(int64_t, own, kThreads);
+  int64_t count = 0;
+  for (int64_t r = from; r < to; ++r)
+    count += (index[r] < 0 || index[r] >= owners * owned ? owners : index[r] / owned) == owner;
+  own[threadIdx.x] = count;
+  __syncthreads();
+  int64_t at = 0, all = 0;
+  for (int t = 0; t < static_cast<int>(threadIdx.x); ++t) at += own[t];
+  for (int t = 0; t < kThreads; ++t) all += own[t];
+  for (int64_t r = from; r < to; ++r) {
+    if ((index[r] < 0 || index[r] >= owners * owned ? owners : index[r] / owned) != owner) continue;
+    const bool fits = owner < owners && at < room;
+    places[r] = static_cast<I>(fits ? owner * room + at : owners * room);
+    if (fits) packed[owner * room + at] = index[r];
+    ++at;
+  }
+  for (int64_t i = all + threadIdx.x; owner < owners && i < room; i += kThreads)
+    packed[owner * room + i] = static_cast<I>(owners * owned);
+}
+
 DEVICE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ---- Tiles --------------------------------------------------------------------------------------
