@@ -51,8 +51,25 @@ class Norms(nn.Module):
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 
+class DropPath(nn.Module):
+    """Leaves out samples, by Bernoulli numbers, by comparing numbers or by rounding them."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+
+    def forward(self, x, keep=0.75):
+        if not self.training:
+            return x
+        shape = (x.shape[0],) + (1,) * (x.dim() - 1)
+        if self.way == "bernoulli":
+            return x * x.new_empty(shape).bernoulli_(keep).div_(keep)
+        drawn = torch.rand(shape, dtype=x.dtype)
+        return x / keep * ((drawn + keep).floor() if self.way == "floor" else (drawn > 1 - keep).to(x.dtype))
+
+
 class Rare(nn.Module):
-    """Dropout of channels and that of self-normalizing networks, and instance norms with running statistics."""
+    """Dropout of channels and that of self-normalizing networks, and of samples; instance norms with running statistics."""
 
     def __init__(self):
         super().__init__()
@@ -60,13 +77,14 @@ class Rare(nn.Module):
         self.linears = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
         self.norms = nn.ModuleList([nn.InstanceNorm1d(TIME, affine=True, track_running_stats=True), nn.InstanceNorm1d(TIME, track_running_stats=True)])
         self.dropped = nn.ModuleList([nn.Dropout1d(0.2), nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)])
+        self.paths = nn.ModuleList(map(DropPath, ("bernoulli", "floor", "compare")))
 
     def forward(self, input_ids, labels):
         x = self.table(input_ids)
         for linear, norm in zip(self.linears, self.norms):
             x = x + norm(linear(x))
-        for dropout in self.dropped:
-            x = x + dropout(x).tanh()
+        for dropout, path in zip(self.dropped, self.paths):
+            x = x + path(dropout(x).tanh())
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 

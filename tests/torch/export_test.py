@@ -335,6 +335,17 @@ class Hooked(nn.Module):
         return F.mse_loss(self.last(h).tanh(), x)
 
 
+class Drawn(nn.Module):
+    """Takes numbers in an order that is drawn."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return (self.fc(x).gather(1, torch.rand_like(x).argsort(1)) * torch.arange(4)).square().mean()
+
+
 class Modes(nn.Module):
     """Does otherwise when it is evaluated; where `drops`, dropout of channels, which is none then."""
 
@@ -453,9 +464,10 @@ def main():
             cases.append((said(Hooked(kind), (batches[0],), path), ["is one of PyTorch: loss"]))
         cases.append((said(Modes(), (batches[0],), path), ["is one of PyTorch", "warning: piperc --eval evaluates another model than Modes is after eval()"]))
         cases.append((said(Modes().eval(), (batches[0],), path), ["is one of PyTorch"]))
+        cases.append((said(Drawn(), (batches[0],), path), ["not compared with PyTorch: forward draws", "it cannot be evaluated: piperc --eval", "reads random numbers"]))
         dropped = said(Modes(drops=True), (batches[0],), path)
         cases.append((dropped, ["is one of PyTorch, with its dropout off"]))
-        assert not any("warning" in text for text in (cases[-2][0], dropped)), "evaluated otherwise"
+        assert not any("warning" in text for text in (cases[-3][0], dropped)), "evaluated otherwise"
         for case in range(12):
             assert_ctc_is_that_of_torch(case)
         cases.append((said(Strides(), (torch.randn(4, 4, 3),), path), ["is one of PyTorch: loss"]))

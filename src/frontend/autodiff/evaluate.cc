@@ -89,33 +89,59 @@ class Evaluation {
             std::find(node->inputs.begin(), node->inputs.end(), state) != node->inputs.end());
   }
 
-  // Noise has no effect at its mean. That of a choice by a probability is the probability itself;
-  // other choices have none.
+  // Noise has no effect at its mean. That of a choice by a probability is the probability itself,
+  // and that of a number that noise rounds is the number; other choices have none.
   Status draw_nothing(NodeId id) {
-    const ValueId drawn = graph_.node(id).outputs[0];
-    for (const NodeId by : readers_[drawn.index()]) {
-      if (choose_nothing(drawn, by)) continue;
-      const Node& reader = graph_.node(by);
-      const OpDef* def = find_op(reader.op);
-      if (def != nullptr && def->gradient != nullptr && reader.op != "Log") continue;
-      return fail("not supported: an evaluation of a model in which {} '{}'{} reads random numbers",
-                  reader.op, quote_control(reader.name),
-                  reader.scope.empty() ? "" : fmt::format(" of {}", reader.scope))
-          .with_note("help: compile without --eval, or export a model that draws only in dropout");
-    }
+    PIPER_TRY(choose_nothing(graph_.node(id).outputs[0], graph_.node(id).attrs, true));
     const Node node = graph_.node(id);
-    const bool is_normal = node.attrs.text("distribution") == "normal";
-    const double mean = node.attrs.real("shift") + (is_normal ? 0 : node.attrs.real("scale") / 2);
-    const TensorType type = graph_.value(drawn).type;
+    const double mean =
+        node.attrs.real("shift") + (is_normal(node.attrs) ? 0 : node.attrs.real("scale") / 2);
+    const TensorType type = graph_.value(node.outputs[0]).type;
     build_like(node, "/mean_");
-    read_instead(drawn, build_.expand(build_.scalar(mean, type.dtype), type.shape));
+    read_instead(node.outputs[0], build_.expand(build_.scalar(mean, type.dtype), type.shape));
     return ok_status();
+  }
+  static bool is_normal(const Attrs& drawn) { return drawn.text("distribution") == "normal"; }
+
+  // Visits what reads the numbers that are drawn, in any type and shape, and what is made of them
+  // and constants alone, which are `drawn` no more.
+  Status choose_nothing(ValueId value, const Attrs& of, bool is_drawn) {
+    for (const NodeId by : readers_[value.index()]) {
+      const Node& reader = graph_.node(by);
+      const bool is_unit = !is_normal(of) && of.real("shift") == 0 && of.real("scale") == 1;
+      if (is_drawn && is_unit && (compare_nothing(value, by) || round_nothing(value, by))) continue;
+      PIPER_TRY(check_reader(reader));
+      const bool is_same = reader.op == "Cast" || reader.op == "Reshape" || reader.op == "Expand";
+      const bool is_scaled = reader.op == "Add" || reader.op == "Sub" || reader.op == "Mul" ||
+                             reader.op == "Div" || reader.op == "Neg";
+      const auto is_noise = [&](ValueId in) { return in == value || is_constant(in); };
+      if (is_same ||
+          (is_scaled && std::all_of(reader.inputs.begin(), reader.inputs.end(), is_noise)))
+        PIPER_TRY(choose_nothing(reader.outputs[0], of, is_drawn && is_same));
+    }
+    return ok_status();
+  }
+  Status check_reader(const Node& reader) const {
+    const OpDef* def = find_op(reader.op);
+    const bool rounds =
+        reader.op == "Floor" || reader.op == "Ceil" || reader.op == "Round" ||
+        reader.op == "Sign" || reader.op == "TopK" ||
+        (reader.op == "Cast" && !info(graph_.value(reader.outputs[0]).type.dtype).is_float);
+    if (def != nullptr && def->gradient != nullptr && reader.op != "Log" && !rounds)
+      return ok_status();
+    return fail("not supported: an evaluation of a model in which {} '{}'{} reads random numbers",
+                reader.op, quote_control(reader.name),
+                reader.scope.empty() ? "" : fmt::format(" of {}", reader.scope))
+        .with_note("help: compile without --eval, or export a model that draws only in dropout");
   }
   // Returns whether the node compares the numbers with probabilities, and what reads that does so
   // as numbers, which are then these.
-  bool choose_nothing(ValueId drawn, NodeId by) {
+  bool compare_nothing(ValueId drawn, NodeId by) {
     const Node node = graph_.node(by);
-    if (node.op != "Less" || node.inputs[0] != drawn) return false;
+    const bool is_less = node.op == "Less" || node.op == "LessOrEqual";
+    if (!is_less && node.op != "Greater" && node.op != "GreaterOrEqual") return false;
+    const bool is_first = node.inputs[0] == drawn;
+    if (is_first && node.inputs[1] == drawn) return false;
     const std::vector<NodeId>& casts = readers_[node.outputs[0].index()];
     const auto is_number = [&](NodeId cast) {
       const Node& reader = graph_.node(cast);
@@ -126,10 +152,26 @@ class Evaluation {
     for (const NodeId cast : casts) {
       const ValueId chosen = graph_.node(cast).outputs[0];
       const TensorType type = graph_.value(chosen).type;
-      ValueId mean = node.inputs[1];
+      ValueId mean = node.inputs[is_first ? 1 : 0];
       if (graph_.value(mean).type.dtype != type.dtype) mean = build_.cast(mean, type.dtype);
+      if (is_less != is_first) mean = build_.sub(build_.scalar(1, type.dtype), mean);
       read_instead(chosen, build_.expand(mean, type.shape));
     }
+    return true;
+  }
+  // Returns whether the node adds the numbers to others and all that reads the sum rounds it down:
+  // then the others are the mean.
+  bool round_nothing(ValueId drawn, NodeId by) {
+    const Node node = graph_.node(by);
+    if (node.op != "Add" || node.inputs[0] == node.inputs[1]) return false;
+    const std::vector<NodeId>& floors = readers_[node.outputs[0].index()];
+    if (!std::all_of(floors.begin(), floors.end(),
+                     [&](NodeId floor) { return graph_.node(floor).op == "Floor"; }))
+      return false;
+    build_like(node, "/mean_");
+    const TensorType type = graph_.value(node.outputs[0]).type;
+    const ValueId mean = build_.expand(node.inputs[node.inputs[0] == drawn ? 1 : 0], type.shape);
+    for (const NodeId floor : floors) read_instead(graph_.node(floor).outputs[0], mean);
     return true;
   }
   void build_like(const Node& node, const char* name) {
