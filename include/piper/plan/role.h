@@ -55,8 +55,8 @@ enum class BufferKind : uint8_t {
   kConstant,  // loaded before the first step, never written
   kStep,      // made and consumed inside one step
 };
-// A dim is `outer` equal stretches; each has as many blocks as the mesh axis has coordinates, of
-// which the rank holds its own: equal ones, or of so many elements, which are zero past the end.
+// A dim is `outer` stretches, of each of which a rank has its block: as many equal ones as the mesh
+// axis has ranks, or of so many elements, zero past the end. Axis -1: see trained_parts.h.
 struct TensorCut {
   int32_t axis = 0, dim = 0;
   int64_t outer = 1, block = 0;  // 0: equal blocks

@@ -142,6 +142,14 @@ struct Variants {
   }
 };
 
+// Says that a parameter, or an optimizer's state of one, is block `index` of `count` equal ones of
+// a dim of a tensor, and is trained by itself (piper/plan/trained_parts.h).
+struct TrainedPart {
+  ValueId value;
+  int32_t dim = 0;
+  int64_t index = 0, count = 1;
+};
+
 struct DagAxis {
   std::string name;
   int64_t size = 1;
@@ -178,6 +186,7 @@ struct Dag {
   std::vector<Copy> copies;     // in canonical parameter order
   // In canonical parameter order, then of copies, the number last; empty: one version of each.
   std::vector<Version> versions;
+  std::vector<TrainedPart> trained;
   std::vector<Offload> offloads;
   // By value, of the first ones: axes whose ranks hold it alike and send a run each; ascending.
   std::vector<std::vector<int32_t>> sliced;

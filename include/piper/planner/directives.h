@@ -122,14 +122,22 @@ Result<Cut> choose_replicas(const Graph& step, const Strategy& strategy, const V
 Result<Graph> round_gathered(Graph step, const Strategy& strategy, const Cut& cut,
                              Explanations& out);
 
+// Makes parameters that a `split` names whose parts `place` puts on devices into parameters of
+// their own, one for each part: others read them put together. Notes them in `trained`, by name.
+// Requires a forward graph.
+Graph train_parts(Graph forward, const Strategy& strategy,
+                  std::map<std::string, TrainedPart>& trained, Explanations& out);
+
 // Cuts the regions that `split` directives name into parts, one directive after the other. Requires
 // a graph whose batch is cut. Errors: nothing matches, ops of two splits, a dim that the region's
 // tensors have not or that does not divide, and those of cut_in_parts.
 Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& out);
 
-// Returns the parts of regions, by the names of their tags, that an order names: they are tasks of
-// their own. Errors: beside items of updates, reductions or what runs again; places by part.
+// Return the parts of regions, by the names of their tags, that an order names, and those that
+// `place` puts on devices: they are tasks of their own. Errors: beside items of updates, reductions
+// or what runs again; placed beside several versions of the weights, or a policy.
 Result<std::vector<std::string>> parts_in_orders(const Strategy& strategy);
+Result<std::vector<std::string>> placed_parts(const Strategy& strategy);
 
 // Cuts tokens into chunks, or samples into shares, that are tasks of their own, where a `split`
 // says so. Requires a graph whose batch is cut. Errors: no input has tokens, or a number of them
@@ -165,6 +173,11 @@ Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variabl
 // Adds gradient reductions: bucket size and stream; and cuts what is sharded over the replicas.
 Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, const Cut& cut,
                             Explanations& out);
+
+// Returns, by cell, the computations that items of an order do not take: where `place` puts parts
+// on devices and the order names none of them, these, and of what their stage computes beside them
+// in a pass all but the most costly. Requires tasks.
+std::vector<std::vector<TaskId>> tasks_of_parts(const Dag& dag, const Strategy& strategy);
 
 // Returns the compute order per cell that the order directive asks for; empty when there is none,
 // or a policy. Requires tasks. Errors: an item that finds no task, or names a tag value that the

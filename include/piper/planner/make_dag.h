@@ -27,6 +27,7 @@ struct DagSpec {
   InBlocksOf in_blocks;           // of a plan that sends nothing: it rounds as one that does
   bool keeps_copies = true;       // of parameters that microbatches cast (Dag::copies)
   std::optional<std::set<std::string>> copies;  // no others than these
+  std::map<std::string, TrainedPart> trained;   // by parameter
   Variants variants;
 };
 

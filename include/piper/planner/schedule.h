@@ -49,8 +49,8 @@ struct Schedule {
 
 // A ListPolicy says how list_schedule chooses. Each cell takes the task that can start first; of
 // several, the pass that `prefer` names first, then the lower microbatch, then the later stage.
-// Besides, orders that repeat a pattern, and orders within tighter limits: what ends first is taken.
-// The tasks of one chunk and pass run in microbatch order, or in that of `turn`.
+// Besides, orders that repeat a pattern, and orders within tighter limits: what ends first is
+// taken. The tasks of one chunk and pass run in microbatch order, or in that of `turn`.
 struct ListPolicy {
   std::vector<TaskPass> prefer;    // passes; those that are not named come last
   std::vector<int64_t> in_flight;  // by cell: chunks whose activations are held at most
@@ -70,6 +70,14 @@ struct ListPolicy {
 // through. Error: limits that do not.
 Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const TaskLists& deps,
                                                 const ListPolicy& policy);
+
+// Puts other tasks of each cell between those of its order: each runs as soon as what it reads is
+// there, where computations take their FLOPs, and a byte of a message kFlopsPerSentByte. Requires
+// orders without overlaps, of one step. `at`: for errors, where the strategy names the others.
+std::vector<ComputeOrder> insert_tasks(const Dag& dag, const TaskLists& deps,
+                                       std::vector<ComputeOrder> orders,
+                                       const std::vector<std::vector<TaskId>>& others,
+                                       const SourceSpan& at);
 
 // Says how long a step takes in this order, by the policy's times and what it wants to be short,
 // and what no order of these computations is below, whatever memory it takes: what `cell` computes,

@@ -110,6 +110,7 @@ struct PartCut {
     int dim = 0;
   };
   std::vector<Seed> seeds;
+  bool is_placed = false;      // parts are on devices of their own, and wait for one another's sums
   bool in_order = false;       // chunks of tokens, or shares of samples: see cut_chunks
   bool of_samples = false;     // shares, each of which may be on a device of its own
   std::vector<int64_t> sizes;  // of these; empty: equal
@@ -127,8 +128,9 @@ struct Parts {
 // Cuts regions as shard_axis cuts a graph over an axis, whose ranks one device plays in turn: ops
 // of a region work on the part that a loop of theirs gives them, and what others read is put
 // together, or added up in the order of the parts. Ops that run in parts have the tag `name`.
-// Requires a graph whose batch is cut, and no axis yet. Error: a dim that does not divide; an op of
-// the region that needs all of what is cut, naming both.
+// Where parts are placed, sums over them and greatest values are formed in no part, and parts may
+// go on after these. Requires a graph whose batch is cut, and no axis yet. Error: a dim that does
+// not divide; an op of the region that needs all of what is cut, naming both.
 Result<Parts> cut_in_parts(Graph graph, const PartCut& cut);
 
 // Cuts the step into chunks of tokens, in their order. It is the same axis in time as that of

@@ -131,6 +131,8 @@ class Executor {
   std::span<const double> reports() const;  // after a step, by RoleProgram::reports
   std::optional<double> report(std::string_view name) const;
   std::vector<ParameterView> parameters() const;
+  // Returns them with parts that are trained by themselves as tensors of their own.
+  std::vector<ParameterView> trained_parts() const;
   // Returns all that is kept from step to step, parameters among it: under their names, other
   // states under names that are the same on all ranks of the role and on no others.
   std::vector<ParameterView> states() const;

@@ -46,6 +46,13 @@ Status check_types(const Graph& graph, const TrainSpec& train,
     if (param.frozen) continue;
     const OptimizerDef& def = find_optimizer(optimizer_of(*groups[p], train).name);
     const TensorType& type = graph.value(param.value).type;
+    if ((def.direction || def.of_shape) && is_trained_part(graph, param))
+      return fail(groups[p]->at, "not supported: {} of a part of a matrix, '{}'", def.name,
+                  quote_control(param.name))
+          .with_note(
+              "a 'split' whose parts 'place' puts on devices cuts it, and this optimizer "
+              "works on whole matrices")
+          .with_note("help: groups: [{of: [embeddings, heads], optimizer: {adamw: {lr: 3e-4}}}]");
     if (std::ranges::count(optimizer_of(*groups[p], train).states, DType::kBF16) > 0 &&
         type.dtype == DType::kF64)
       return fail(groups[p]->at, "states in bf16 of '{}', which is {}", quote_control(param.name),

@@ -23,11 +23,17 @@ class KindFinder {
     if (kind == ParamKind::kVector) return is_vector;
     return has_use(param.value, kind);
   }
+  bool is_part(ValueId value) const {
+    return std::ranges::any_of(uses_[value.index()], [&](const Use& use) {
+      return joins_parts(*use.node) || (use.node->op == "Cast" && is_part(use.node->outputs[0]));
+    });
+  }
   bool is_stack(ValueId value) const {
     const size_t rank = graph_.value(value).type.shape.size();
     return rank > 2 && std::ranges::any_of(uses_[value.index()], [&](const Use& use) {
              const auto& [node, input] = use;
-             if (node->op == "Cast" || node->op == "Transpose") return is_stack(node->outputs[0]);
+             if (node->op == "Cast" || node->op == "Transpose" || joins_parts(*node))
+               return is_stack(node->outputs[0]);
              return node->op == "MatMul" || node->op == "GroupedMatMul";
            });
   }
@@ -38,10 +44,15 @@ class KindFinder {
     size_t input;
   };
 
-  static bool moves(const Node& node) {
+  // Returns whether the op puts a parameter together of parts that are trained by themselves.
+  bool joins_parts(const Node& node) const {
+    const int tag = graph_.tag_index(kJoinedParts);
+    return tag >= 0 && graph_.tag(node, tag) != kNoTag;
+  }
+  bool moves(const Node& node) const {
     const OpDef* def = find_op(node.op);
     return node.op == "Cast" || node.op == "Expand" ||
-           (def && def->elements != OpDef::Elements::kMade);
+           (def && def->elements != OpDef::Elements::kMade) || joins_parts(node);
   }
   // Returns whether a cross-entropy reads the value, perhaps with a bias, or some rows of it.
   bool are_logits(ValueId value) const {
@@ -59,7 +70,7 @@ class KindFinder {
   bool is_use(const Use& use, ValueId value, ParamKind kind) const {
     const auto& [node, input] = use;
     const bool passes = moves(*node);
-    if (passes) return input == 0 && has_use(node->outputs[0], kind);
+    if (passes) return (input == 0 || joins_parts(*node)) && has_use(node->outputs[0], kind);
     if (kind == ParamKind::kNorm)
       return input > 0 &&
              (node->op == "LayerNorm" || node->op == "RmsNorm" || node->op == "GroupNorm");
@@ -140,6 +151,10 @@ std::vector<bool> stacks_of(const Graph& graph) {
   std::vector<bool> stacks;
   for (const Param& param : graph.params) stacks.push_back(finder.is_stack(param.value));
   return stacks;
+}
+
+bool is_trained_part(const Graph& graph, const Param& param) {
+  return KindFinder(graph).is_part(param.value);
 }
 
 const OptimizerSpec& optimizer_of(const ParamGroup& group, const TrainSpec& train) {

@@ -336,6 +336,10 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
 std::string layout_of(const RoleProgram& role, const Tensor& tensor) {
   std::string text;
   for (const auto& [axis, dim, outer, block] : tensor.cuts) {
+    if (axis < 0) {
+      text += fmt::format("block {} of dim {}", outer, dim);
+      continue;
+    }
     const std::string over = axes_text(role, {axis});
     if (over.empty()) continue;
     text += fmt::format("{}dim {}{} over {}{}", text.empty() ? "" : ", ", dim,

@@ -4,6 +4,7 @@
 #include "bad.h"
 #include "files.h"
 #include "piper/base/memory.h"
+#include "piper/plan/trained_parts.h"
 
 namespace piper {
 
@@ -47,6 +48,18 @@ bool cut_state(Shape& shape, const TensorCut& cut, int64_t parts) {
   return true;
 }
 
+// Checks a part that is trained by itself: its name says which it is.
+bool cut_part(const Tensor& tensor, const TensorCut& cut, Shape& left) {
+  if (&cut != &tensor.cuts[0] || !in_range(cut.dim, left.size()) || cut.block < 1 ||
+      left[cut.dim] % cut.block != 0 || cut.outer < 0 || cut.outer >= left[cut.dim] / cut.block)
+    return false;
+  left[cut.dim] = cut.block;
+  const std::string prefix = prefix_of_part(cut.outer);
+  const auto begins = [&](const std::string& name) { return name.starts_with(prefix); };
+  return begins(tensor.name) && (tensor.param.empty() || begins(tensor.param)) &&
+         std::ranges::all_of(tensor.aliases, begins);
+}
+
 // Checks blocks of what the cuts before left, each over an axis of its own.
 Status check_cuts(const RoleProgram& role, const Tensor& tensor, size_t b, Shape& left) {
   std::vector<bool> used(role.mesh.size());
@@ -54,6 +67,12 @@ Status check_cuts(const RoleProgram& role, const Tensor& tensor, size_t b, Shape
     for (int32_t axis : role.groups[tensor.part_of].axes) used[axis] = true;
   for (const TensorCut& cut : tensor.cuts) {
     const int32_t axis = cut.axis;
+    if (axis < 0) {
+      if (!cut_part(tensor, cut, left))
+        return bad("buffer {} '{}' is no part {} of {} elements of dim {} of {}", b, named(role, b),
+                   cut.outer, cut.block, cut.dim, to_string(left));
+      continue;
+    }
     const auto& [name, size] = role.mesh[axis];
     if (used[axis])
       return bad("buffer {} '{}' is cut twice over axis '{}'", b, named(role, b),

@@ -115,7 +115,7 @@ PIPER_FIELDS(Program) {
 }
 
 PIPER_FIELDS(TensorCut) {
-  v("axis", &TensorCut::axis, id_of(Table::kAxes));
+  v("axis", &TensorCut::axis, id_or_less(Table::kAxes));
   v("dim", &TensorCut::dim);
   v("outer", &TensorCut::outer);
   v("block", &TensorCut::block);

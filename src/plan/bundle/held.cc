@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "files.h"
+#include "piper/plan/trained_parts.h"
 
 namespace piper {
 namespace {
@@ -66,6 +67,11 @@ Held held_of(const RoleProgram& role, const Tensor& tensor,
              const std::vector<int64_t>& coordinates) {
   Held held{tensor.whole_type(), {}, 0, num_elements(tensor.type.shape)};
   for (const TensorCut& cut : tensor.cuts) {
+    if (cut.axis < 0) {
+      if (cut.block < held.whole.shape[static_cast<size_t>(cut.dim)])
+        held.blocks.push_back({cut.dim, 1, cut.block, cut.outer});
+      continue;
+    }
     const auto axis = static_cast<size_t>(cut.axis);
     const int64_t extent = extent_of(held, cut.dim, held.blocks.size()),
                   own = cut_extent(extent, cut, role.mesh[axis].second) / cut.outer;
@@ -96,16 +102,17 @@ bool is_stored(const Tensor& tensor) {
 
 std::vector<std::string> names_of_state(const RoleProgram& role, const Tensor& tensor) {
   const Tensor& original = role.original(tensor);
-  if (original.param.empty()) return {tensor.name};
+  if (original.param.empty()) return {name_of_whole(tensor, tensor.name)};
+  const std::string param = name_of_whole(original, original.param);
   std::vector<std::string> names;
   // What a checkpoint lacks begins as the next newer version that it has.
   for (int32_t age = role.age(tensor); age > 0; --age)
     names.push_back(fmt::format(
-        "{}{}.previous{}", original.param,
+        "{}{}.previous{}", param,
         role.newest(tensor).copy_of < 0 ? "" : fmt::format(".{}", info(tensor.type.dtype).name),
         age == 1 ? "" : std::to_string(age)));
-  names.push_back(original.param);
-  names.insert(names.end(), original.aliases.begin(), original.aliases.end());
+  names.push_back(param);
+  for (const std::string& alias : original.aliases) names.push_back(name_of_whole(original, alias));
   return names;
 }
 
@@ -134,7 +141,7 @@ bool cuts_dims(const RoleProgram& role) {
   const auto ranks_on = [&](int32_t axis) { return role.mesh[static_cast<size_t>(axis)].second; };
   for (const Tensor& tensor : role.tensors)
     for (const TensorCut& cut : tensor.cuts)
-      if (ranks_on(cut.axis) > 1) return true;
+      if (cut.axis >= 0 && ranks_on(cut.axis) > 1) return true;
   for (const auto* list : role.sections())
     for (const Instruction& one : *list) {
       if (one.dim < 0) continue;

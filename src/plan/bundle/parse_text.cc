@@ -171,6 +171,13 @@ class Parser {
 }  // namespace
 
 void PlanNames::read(LineReader& line, std::string_view text, TensorCut& to) const {
+  if (const size_t sign = text.find('#'), block = text.find(':');
+      text.starts_with('S') && block < sign && sign != text.npos) {
+    to.axis = -1;
+    line.read(text.substr(1, block - 1), to.dim);
+    line.read(text.substr(block + 1, sign - block - 1), to.block);
+    return line.read(text.substr(sign + 1), to.outer);
+  }
   const size_t at = text.find('@'), colon = std::min(text.find(':'), at),
                slash = std::min(text.find('/'), colon);
   if (!text.starts_with('S') || at == text.npos)

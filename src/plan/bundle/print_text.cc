@@ -86,6 +86,7 @@ class Printer {
 }  // namespace
 
 std::string PlanNames::print(const TensorCut& cut) const {
+  if (cut.axis < 0) return fmt::format("S{}:{}#{}", cut.dim, cut.block, cut.outer);
   return fmt::format("S{}{}{}@{}", cut.dim, cut.outer == 1 ? "" : fmt::format("/{}", cut.outer),
                      cut.block == 0 ? "" : fmt::format(":{}", cut.block), cut.axis);
 }

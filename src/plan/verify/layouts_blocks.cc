@@ -38,7 +38,8 @@ uint32_t find_followed_axes(const PlanSet& set) {
   uint32_t axes = 0;
   for (const RoleProgram& role : set.roles) {
     for (const Tensor& tensor : role.tensors)
-      for (const TensorCut& cut : tensor.cuts) axes |= uint32_t{1} << cut.axis;
+      for (const TensorCut& cut : tensor.cuts)
+        if (cut.axis >= 0) axes |= uint32_t{1} << cut.axis;
     const std::vector<bool> of_parameters = runs_of_parameters(role);
     std::vector<int32_t> uses(role.buffers.size());
     for_each_instruction(role, [&](const Instruction& one) {
@@ -248,6 +249,11 @@ Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis) {
   size_t own = 0;
   for (const TensorCut& cut : tensor.cuts) {
     const auto dim = static_cast<size_t>(cut.dim);
+    if (cut.axis < 0) {  // a tensor by itself
+      dims[dim] = {{-1, cut.block}};
+      left[dim] = cut.block;
+      continue;
+    }
     const int64_t size = role.mesh[cut.axis].second;
     if (size > 1 && !cut_factors(dims[dim], cut, size)) return {Lies::kUnknown};
     left[dim] = own_of(left[dim], cut, size);

@@ -199,10 +199,16 @@ Status note_blocks(const Dag& dag, const Cut& cut, Making& making) {
   return ok_status();
 }
 
-// Parts that an order names are tasks. The reference plan runs the same, each stage in one.
-Result<Graph> with_parts_as_tasks(Graph graph, const Strategy& strategy, DagSpec& spec,
+// Parts that an order names or `place` puts on devices are tasks; in a section, which has another
+// order, only the latter. The reference plan runs the same, each stage in one.
+Result<Graph> with_parts_as_tasks(Graph graph, const Making& making, DagSpec& spec,
                                   Summing& summing) {
-  PIPER_ASSIGN(std::vector<std::string> parts, parts_in_orders(strategy));
+  PIPER_ASSIGN(std::vector<std::string> parts, placed_parts(making.strategy));
+  if (making.has_order()) {
+    PIPER_ASSIGN(const std::vector<std::string> named, parts_in_orders(making.strategy));
+    for (const std::string& name : named)
+      if (!std::ranges::count(parts, name)) parts.push_back(name);
+  }
   if (parts.empty()) return graph;
   graph = number_spans(std::move(graph), parts, spec.region_tags);
   parts.emplace_back(kSpanOfParts);
@@ -241,8 +247,8 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
     spec.variants = std::move(recomputed.variants);
   }
   if (!making.is_section()) graph = rename_in_backward(keep_slopes(std::move(graph)));
-  if (making.has_order()) {
-    PIPER_ASSIGN(graph, with_parts_as_tasks(std::move(graph), strategy, spec, making.summing));
+  if (!making.is_oracle()) {
+    PIPER_ASSIGN(graph, with_parts_as_tasks(std::move(graph), making, spec, making.summing));
   }
   Result<Dag> made = make_dag(std::move(graph), spec);
   if (!made) return with_rules(std::move(made).error(), strategy, spec.region_tags);
@@ -354,6 +360,7 @@ Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& 
                 .of_evaluation = of_step.of_evaluation,
                 .lie = of_step.lie,
                 .in_blocks = of_step.in_blocks,
+                .trained = of_step.trained,
                 .copies = of_step.copies,
                 .is_outer = is_outer,
                 .evaluates = !is_outer};
@@ -483,6 +490,8 @@ Result<Compiled> compile(const CompileOptions& options) {
     return apply_precision(std::move(graph), strategy.precisions, variables, compiled.explanations);
   };
   PIPER_ASSIGN(graph, steps.run("precision", cast, print_graph));
+  std::map<std::string, TrainedPart> trained_parts;
+  graph = train_parts(std::move(graph), strategy, trained_parts, compiled.explanations);
   explain_training(strategy, graph, compiled.explanations);
   std::optional<Graph> evaluation;
   if (options.evaluation) {
@@ -524,7 +533,7 @@ Result<Compiled> compile(const CompileOptions& options) {
     return make_plans(step.graph, cut,
                       {target, options, strategy, steps, compiled, variables, costs, summing,
                        evaluation ? &*evaluation : nullptr, of_evaluation, lie, in_blocks,
-                       outer ? &*outer : nullptr, &of_outer});
+                       outer ? &*outer : nullptr, &of_outer, &trained_parts});
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
   explain_fast_sums(strategy, options.target, compiled.explanations);

@@ -219,7 +219,13 @@ Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& 
                                                const Strategy* strategy, const Variables& variables,
                                                const JobCosts& costs, Explanations& explain) {
   if (!strategy || strategy->orders.empty()) return list_schedule(dag, deps, default_policy(dag));
-  if (!strategy->orders.front().policy) return apply_order(dag, *strategy, variables, explain);
+  if (!strategy->orders.front().policy) {
+    PIPER_ASSIGN(auto orders, apply_order(dag, *strategy, variables, explain));
+    const auto others = tasks_of_parts(dag, *strategy);
+    if (std::ranges::all_of(others, [](const auto& of_cell) { return of_cell.empty(); }))
+      return orders;
+    return insert_tasks(dag, deps, std::move(orders), others, strategy->orders.front().at);
+  }
   PIPER_ASSIGN(const ListPolicy policy, make_policy(dag, *strategy, variables, costs));
   PIPER_ASSIGN(auto orders, list_schedule(dag, deps, policy));
   explain.push_back(report(dag, policy, orders, length_of(dag, deps, policy, orders)));

@@ -56,6 +56,7 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   if (making.target != Target::kFirst) spec.rounds = cut.rounds, spec.rounds_of = cut.rounds_of;
   if (making.is_oracle()) spec.in_blocks = making.in_blocks;
   if (!making.is_single()) spec.in_blocks.reduced.clear();  // it has no terms of replicas
+  if (making.trained != nullptr) spec.trained = *making.trained;
   spec.keeps_copies = making.strategy.local_steps.empty();
   if (making.evaluates) spec.copies = making.copies;
   spec.weight_versions = making.is_section() ? 1 : making.strategy.weight_versions;

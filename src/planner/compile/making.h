@@ -35,8 +35,9 @@ struct Making {
   std::map<std::string, std::vector<AxisLayout>>& lie;
   // How the strategy's plan sends parameters and gradients in blocks; reference plans round so.
   InBlocksOf& in_blocks;
-  const Graph* outer = nullptr;       // the step between local steps; null: there is none
-  Summing* of_outer = nullptr;        // as `summing`
+  const Graph* outer = nullptr;  // the step between local steps; null: there is none
+  Summing* of_outer = nullptr;   // as `summing`
+  const std::map<std::string, TrainedPart>* trained = nullptr;  // by parameter
   std::set<std::string> copies = {};  // in 16 bits, that the step keeps of parameters
   bool is_outer = false;              // it makes that step, of one that is made already
   bool evaluates = false;    // it makes the forward pass alone, of a step that is made already

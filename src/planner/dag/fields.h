@@ -73,6 +73,13 @@ PIPER_FIELDS(PartsInBlocks) {
   v("run", &PartsInBlocks::run);
 }
 
+PIPER_FIELDS(TrainedPart) {
+  v("value", &TrainedPart::value);
+  v("dim", &TrainedPart::dim);
+  v("index", &TrainedPart::index);
+  v("count", &TrainedPart::count);
+}
+
 PIPER_FIELDS(Sum) {
   v("name", &Sum::name, kWord);
   v("value", &Sum::value);
@@ -175,6 +182,7 @@ PIPER_FIELDS(Dag) {
   v("exchanges", &Dag::exchanges, kElsewhere);
   v("copies", &Dag::copies, kElsewhere);
   v("versions", &Dag::versions, kElsewhere);
+  v("trained", &Dag::trained, kElsewhere);
   v("offloads", &Dag::offloads, kElsewhere);
   v("sliced", &Dag::sliced, kElsewhere);
   v("chunks", &Dag::chunks, kElsewhere);
@@ -197,6 +205,7 @@ void each_table(SomeDag& dag, Visit&& visit) {
   visit("copy", dag.copies);
   visit("version", dag.versions);
   visit("in_blocks", dag.in_blocks);
+  visit("trained", dag.trained);
   visit("sum", dag.sums);
   visit("chunk", dag.chunks);
   visit("item", dag.items);

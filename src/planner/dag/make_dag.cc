@@ -347,6 +347,27 @@ Status order_chunks(Dag& dag) {
   return ok_status();
 }
 
+// Notes which parameters are trained parts, and which states the ops that update these have.
+void note_trained(Dag& dag, const std::map<std::string, TrainedPart>& trained) {
+  const Graph& graph = dag.graph;
+  std::map<ValueId, TrainedPart> parts;
+  for (const Param& param : graph.params)
+    if (const auto part = trained.find(param.name); part != trained.end())
+      parts[param.value] = part->second;
+  std::map<NodeId, TrainedPart> updated_by;
+  for (const StateUpdate& update : graph.updates)
+    if (const auto part = parts.find(update.state); part != parts.end())
+      updated_by[graph.value(update.next).producer] = part->second;
+  for (const StateUpdate& update : graph.updates)
+    if (const auto part = updated_by.find(graph.value(update.next).producer);
+        part != updated_by.end())
+      parts.emplace(update.state, part->second);
+  for (auto& [value, part] : parts) {
+    part.value = value;
+    dag.trained.push_back(part);
+  }
+}
+
 }  // namespace
 
 Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
@@ -363,6 +384,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.group_of = spec.group_of;
   dag.variants = spec.variants;
 
+  if (!spec.trained.empty()) note_trained(dag, spec.trained);
   if (spec.keeps_copies) keep_copies(dag, spec.copies);
   if (!spec.in_blocks.read.empty()) read_in_blocks(dag, spec.in_blocks.read);
   if (spec.weight_versions > 1) {

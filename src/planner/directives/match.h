@@ -81,6 +81,8 @@ class TaskMatcher {
   std::vector<int32_t> view_of_;   // by task
   mutable std::map<const Condition*, std::vector<bool>> named_;  // what named_by has answered
 };
+// Returns whether `place` tells the parts of the split's regions apart.
+bool is_placed(const Strategy& strategy, const Split& split);
 // Returns the mesh axis of this name.
 Result<int32_t> find_axis(const Dag& dag, const std::string& name, const SourceSpan& at,
                           std::string_view directive);

@@ -7,6 +7,8 @@
 #include "match.h"
 #include "order_pool.h"
 #include "piper/base/parallel.h"
+#include "piper/planner/cost.h"
+#include "piper/planner/sharding.h"
 
 namespace piper {
 namespace {
@@ -319,6 +321,52 @@ Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Strategy& strat
   return limits;
 }
 
+std::vector<std::vector<TaskId>> tasks_of_parts(const Dag& dag, const Strategy& strategy) {
+  std::vector<std::vector<TaskId>> tasks(dag.cells.size());
+  const Result<std::vector<std::string>> placed = placed_parts(strategy),
+                                         named = parts_in_orders(strategy);
+  std::vector<size_t> parts;  // among the region's tags
+  for (const std::string& part : placed ? *placed : std::vector<std::string>())
+    if (named && !std::ranges::count(*named, part))
+      parts.push_back(
+          static_cast<size_t>(std::ranges::find(dag.region_tags, part) - dag.region_tags.begin()));
+  if (parts.empty()) return tasks;
+  const auto spans = static_cast<size_t>(std::ranges::find(dag.region_tags, kSpanOfParts) -
+                                         dag.region_tags.begin());
+  const auto is_part = [&](const Chunk& chunk) {
+    return std::ranges::any_of(parts, [&](size_t tag) { return chunk.tags[tag] != kNoTag; });
+  };
+  using Stage = std::pair<TaskPass, std::vector<int32_t>>;
+  const auto stage_of = [&](const Chunk& chunk) {
+    Stage stage{chunk.pass, chunk.tags};
+    for (const size_t tag : parts) stage.second[tag] = kNoTag;
+    stage.second[spans] = kNoTag;
+    return stage;
+  };
+  const std::vector<ChunkCost> costs = chunk_costs(dag);
+  std::set<Stage> in_parts;
+  std::map<std::pair<Stage, std::vector<int32_t>>, size_t> most;  // by variants, too
+  for (size_t c = 0; c < dag.chunks.size(); ++c) {
+    const Chunk& chunk = dag.chunks[c];
+    if (is_part(chunk)) {
+      in_parts.insert(stage_of(chunk));
+      continue;
+    }
+    const auto [known, is_new] = most.try_emplace({stage_of(chunk), chunk.variants}, c);
+    if (costs[c].flops > costs[known->second].flops) known->second = c;
+  }
+  for (size_t t = 0; t < dag.tasks.size(); ++t) {
+    const Task& task = dag.tasks[t];
+    if (task.kind != InstructionKind::kCompute || !is_ordered(task.pass)) continue;
+    const Chunk& chunk = dag.chunks[task.chunk.index()];
+    const Stage stage = stage_of(chunk);
+    if (in_parts.contains(stage) &&
+        (is_part(chunk) || most.at({stage, chunk.variants}) != task.chunk.index()))
+      tasks[static_cast<size_t>(task.cell)].emplace_back(t);
+  }
+  return tasks;
+}
+
 Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const Strategy& strategy,
                                               const Variables& variables, Explanations& out) {
   const std::vector<Order>& orders = strategy.orders;
@@ -329,7 +377,11 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const Strategy& st
   const Order& order = orders.front();
   if (order.policy) return result;
   PIPER_ASSIGN(const size_t axis, axis_of(dag, order));
-  const auto tasks = ordered_tasks(dag);
+  auto tasks = ordered_tasks(dag);
+  const auto of_parts = tasks_of_parts(dag, strategy);
+  for (size_t cell = 0; cell < tasks.size(); ++cell)
+    std::erase_if(tasks[cell],
+                  [&](TaskId id) { return std::ranges::binary_search(of_parts[cell], id); });
   std::vector<std::vector<std::string>> lines(dag.cells.size());
   const auto order_cell = [&](size_t cell) -> Result<ComputeOrder> {
     const int64_t r = dag.cells[cell][axis];
@@ -347,9 +399,18 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const Strategy& st
   Explanation report{order.at, "order", {}};
   for (size_t cell = 0; cell < made.size(); ++cell) {
     PIPER_ASSIGN(ComputeOrder compute, std::move(made[cell]));
+    if (!of_parts[cell].empty() && (!compute.overlaps.empty() || !compute.body.empty()))
+      return fail(order.at, "not supported: pairs ('&') beside parts that 'place' puts on devices");
     result.push_back(std::move(compute));
     report.lines.insert(report.lines.end(), lines[cell].begin(), lines[cell].end());
   }
+  size_t count = 0;
+  for (const auto& of_cell : of_parts) count += of_cell.size();
+  if (count > 0)
+    report.lines.push_back(fmt::format(
+        "{} tasks of parts, and of what puts them together, run between these when their data are "
+        "there",
+        count));
   out.push_back(std::move(report));
   return result;
 }

@@ -48,10 +48,14 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
   }
   if (spans_ >= 0) within_.push_back(spans_);
   std::ranges::sort(within_);
-  for (const Chunk& chunk : dag.chunks) {
+  std::set<int32_t> taken;  // chunks of tasks
+  for (TaskId id : tasks) taken.insert(dag.tasks[id.index()].chunk.value);
+  for (size_t c = 0; c < dag.chunks.size(); ++c) {
+    const Chunk& chunk = dag.chunks[c];
     std::vector<int32_t> stage = stage_of(chunk);
     const bool known = std::find(regions_.begin(), regions_.end(), stage) != regions_.end();
-    if (chunk.cell == cell && chunk.pass == TaskPass::kF && !known)
+    if (chunk.cell == cell && chunk.pass == TaskPass::kF && !known &&
+        taken.contains(static_cast<int32_t>(c)))
       regions_.push_back(std::move(stage));
   }
   std::map<std::vector<int32_t>, int32_t> local;

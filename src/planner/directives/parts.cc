@@ -5,6 +5,7 @@
 #include <set>
 
 #include "match.h"
+#include "piper/frontend/autodiff.h"
 #include "piper/ir/ops.h"
 
 namespace piper {
@@ -35,16 +36,36 @@ class PartFinder {
 
  private:
   // Casts of parameters are theirs, wherever they are read.
+  // So are ops that put trained parts together.
   bool is_of_state(const Node& node) const {
-    return node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState;
+    const int joined = graph_.tag_index(kJoinedParts);
+    return (node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState) ||
+           (joined >= 0 && graph_.tag(node, joined) != kNoTag);
+  }
+
+  // Finds what brings gradients to parts that are trained by themselves.
+  void find_brought() {
+    if (graph_.tag_index(kJoinedParts) < 0) return;
+    for (const Param& param : graph_.params) {
+      if (!param.gradient.valid() || !is_trained_part(graph_, param)) continue;
+      for (ValueId id : graph_.node(graph_.value(param.gradient).producer).inputs)
+        while (graph_.value(id).kind == ValueKind::kNode) {
+          const NodeId maker = graph_.value(id).producer;
+          if (graph_.node(maker).op != "Slice" && graph_.node(maker).op != "Cast") break;
+          brings_.insert(maker.index());
+          id = graph_.node(maker).inputs[0];
+        }
+    }
   }
 
   Status find_regions() {
+    find_brought();
     std::vector<std::string> scopes;
     cut_.region.assign(graph_.nodes.size(), kOutside);
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
-      if (node.pass == Pass::kU || is_step_sum(node) || is_of_state(node)) continue;
+      if (node.pass == Pass::kU || is_step_sum(node) || is_of_state(node) || brings_.contains(n))
+        continue;
       cut_.region[n] = node.scope.empty() ? joined(node) : matched(node);
       if (node.pass == Pass::kF && !node.scope.empty()) scopes.push_back(node.scope);
     }
@@ -175,9 +196,10 @@ class PartFinder {
         .with_note(fmt::format("the scope is given at line {}", split_.scope_at.line));
   }
   ValueId source_of(ValueId id) const {
-    const Value& value = graph_.value(id);
-    const bool is_cast = value.kind == ValueKind::kNode && is_of_state(graph_.node(value.producer));
-    return is_cast ? graph_.node(value.producer).inputs[0] : id;
+    while (graph_.value(id).kind == ValueKind::kNode &&
+           is_of_state(graph_.node(graph_.value(id).producer)))
+      id = graph_.node(graph_.value(id).producer).inputs[0];
+    return id;
   }
 
   const Graph& graph_;
@@ -186,6 +208,7 @@ class PartFinder {
   PartCut cut_;
   std::map<std::vector<int64_t>, int32_t> ids_;  // by captures
   std::set<std::string> tensors_;
+  std::set<size_t> brings_;  // nodes
 };
 
 // An op is in parts of one split only.
@@ -209,6 +232,14 @@ Status check_once(const Graph& graph, const Strategy& strategy, const Split& spl
 
 }  // namespace
 
+bool is_placed(const Strategy& strategy, const Split& split) {
+  const auto names = [&](const Condition& condition) { return condition.tag == split.as; };
+  return split.of_region() && split.into > 1 &&
+         std::ranges::any_of(strategy.places, [&](const Place& place) {
+           return std::ranges::any_of(place.where, names);
+         });
+}
+
 Result<std::vector<std::string>> parts_in_orders(const Strategy& strategy) {
   std::vector<std::string> parts;
   for (const Order& order : strategy.orders) {
@@ -216,24 +247,38 @@ Result<std::vector<std::string>> parts_in_orders(const Strategy& strategy) {
     PIPER_ASSIGN(const auto passes, passes_named(order));
     PIPER_ASSIGN(const bool updates, names_updates(order));
     for (const Split& split : strategy.splits) {
-      if (!split.of_region() || split.into == 1 || !std::ranges::count(named, split.as)) continue;
-      if (!std::ranges::count(parts, split.as)) parts.push_back(split.as);
+      const bool is_named = std::ranges::count(named, split.as) > 0;
+      if (!split.of_region() || split.into == 1 || !(is_named || is_placed(strategy, split)))
+        continue;
+      if (is_named && !std::ranges::count(parts, split.as)) parts.push_back(split.as);
       for (const std::string pass : {"R", "S", "U"})
         if (pass == "U" ? updates : std::ranges::count(passes, pass) > 0)
-          return fail(order.at, "not supported: '{}' in an order that names parts: '{}'", pass,
-                      split.as)
+          return fail(order.at, "not supported: '{}' in an order {} parts: '{}'", pass,
+                      is_named ? "that names" : "beside placed", split.as)
               .with_note(fmt::format("the region is split at line {}", split.at.line))
               .with_note(
                   "help: without it a backward takes its R itself, and sums and updates "
                   "come when their gradients are final");
     }
   }
-  for (const Place& place : strategy.places)
-    for (const Condition& condition : place.where)
-      if (std::ranges::count(parts, condition.tag) > 0)
-        return fail(condition.at,
-                    "not supported: parts of a region on several devices: 'place' names '{}'",
-                    condition.tag);
+  return parts;
+}
+
+Result<std::vector<std::string>> placed_parts(const Strategy& strategy) {
+  std::vector<std::string> parts;
+  for (const Split& split : strategy.splits) {
+    if (!is_placed(strategy, split)) continue;
+    if (!std::ranges::count(parts, split.as)) parts.push_back(split.as);
+    const auto beside = [&](const SourceSpan& at, std::string_view what) {
+      return fail(at, "not supported: {} beside parts that 'place' puts on devices: '{}'", what,
+                  split.as)
+          .with_note(fmt::format("the region is split at line {}", split.at.line));
+    };
+    if (strategy.weight_versions > 1)
+      return beside(strategy.weight_versions_at, "several versions of the weights");
+    for (const Order& order : strategy.orders)
+      if (order.policy) return beside(order.policy->at, "a policy");
+  }
   return parts;
 }
 
@@ -242,9 +287,10 @@ Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& ou
   for (const Split& split : strategy.splits) {
     if (!split.of_region()) continue;
     PartFinder finder(step, split, first);
-    PIPER_ASSIGN(const PartCut cut, finder.find(strategy.mesh));
+    PIPER_ASSIGN(PartCut cut, finder.find(strategy.mesh));
     PIPER_TRY(check_once(step, strategy, split, cut));
     first += static_cast<int32_t>(finder.count());
+    cut.is_placed = is_placed(strategy, split);
     std::vector<std::string> lines{fmt::format(
         "{} region{} in {} parts each, by {}", finder.count(), finder.count() == 1 ? "" : "s",
         split.into, join(std::vector(finder.tensors().begin(), finder.tensors().end()), " or "))};

@@ -111,6 +111,15 @@ class CellBuffers {
     if (part) tensor.part_of = group_of(part->all_over());
     if (part || !initial.over.empty()) tensor.whole = uncut(dag_, initial, held).shape;
     tensor.cuts = cuts_of(dag_, initial, held.shape, tensor.whole);
+    const auto trained =
+        std::ranges::find(dag_.trained, master.valid() ? master : whole, &TrainedPart::value);
+    if (trained != dag_.trained.end()) {
+      const auto& [value, dim, index, count] = *trained;
+      if (tensor.whole.empty()) tensor.whole = initial.type.shape;
+      int64_t& extent = tensor.whole[at(dim)];
+      tensor.cuts.insert(tensor.cuts.begin(), {-1, dim, index, extent});
+      extent *= count;
+    }
     if (previous) return;  // it is not what is saved
     if (master.valid()) copies_.emplace_back(tensor_of_[state.index()], master);
     if (const Param* param = places_.param[whole.index()]) {

@@ -5,6 +5,14 @@
 
 namespace piper::axis {
 
+bool gathers(const State& state, const Node& node, const Loops& loops, const Choice& choice) {
+  bool any = false;
+  for (size_t i = 0; loops.def->apart && i < node.inputs.size(); ++i)
+    any = any || (node.inputs[i].valid() && state.layout(node.inputs[i]).kind == kCut &&
+                  choice.needs[i].kind == kWhole);
+  return any && !loops.def->apart(loops.types).steps.empty();
+}
+
 bool is_touched(const State& state, const Node& node) {
   return std::any_of(node.inputs.begin(), node.inputs.end(),
                      [&](ValueId id) { return id.valid() && state.layout(id).kind != kWhole; }) ||

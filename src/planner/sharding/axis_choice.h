@@ -28,6 +28,10 @@ Choice choose(const State& state, const Node& node, const Loops& loops);
 Choice loop_choice(const State& state, const Node& node, const Loops& loops,
                    const std::optional<LoopCut>& cut);
 
+// Returns whether the choice gathers what others work on parts of, though the op has steps that can
+// as well.
+bool gathers(const State& state, const Node& node, const Loops& loops, const Choice& choice);
+
 // Returns whether an operand of the op is not whole, or its results are hinted at.
 bool is_touched(const State& state, const Node& node);
 

@@ -3,6 +3,7 @@
 #include "parts.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "axis_rewriter.h"
 
@@ -171,39 +172,96 @@ std::optional<Layout> wanted(const State& state, ValueId value, int further) {
   return std::nullopt;
 }
 
+// Lets parts read what was put together of theirs, and the other way round: a slice of a
+// concatenation that is all of one operand is that. Casts of what is of one part belong to it.
+Graph with_own_parts(Graph graph, const std::string& name) {
+  std::map<ValueId, ValueId> own;
+  for (Node& node : graph.nodes) {
+    for (ValueId& input : node.inputs)
+      if (const auto known = own.find(input); known != own.end()) input = known->second;
+    if (node.op != "Slice" || graph.value(node.inputs[0]).kind != ValueKind::kNode) continue;
+    const Node& join = graph.node(graph.value(node.inputs[0]).producer);
+    if (join.op != "Concat") continue;
+    const auto dim = static_cast<size_t>(join.attrs.integer("axis"));
+    const auto starts = node.attrs.integers("starts"), steps = node.attrs.integers("steps");
+    const TensorType& type = graph.value(node.outputs[0]).type;
+    int64_t begin = 0;
+    for (const ValueId part : join.inputs) {
+      if (begin == starts[dim] && steps[dim] == 1 && graph.value(part).type == type)
+        own.emplace(node.outputs[0], part);
+      begin += graph.value(part).type.shape[dim];
+    }
+  }
+  graph = without_dead_nodes(std::move(graph), true);
+  const int tag = graph.tag_index(name);
+  const auto all_readers = readers(graph);
+  for (Node& node : graph.nodes) {
+    if (tag < 0 || node.op != "Cast" || graph.tag(node, tag) != kNoTag) continue;
+    const Value& from = graph.value(node.inputs[0]);
+    const bool is_made = from.kind == ValueKind::kNode;
+    const auto& read_by = all_readers[node.outputs[0].index()];
+    const Node* const beside = is_made && is_backward(node)   ? &graph.node(from.producer)
+                               : !is_made && !read_by.empty() ? &graph.node(read_by[0])
+                                                              : nullptr;
+    if (beside == nullptr) continue;
+    const int32_t part = graph.tag(*beside, tag);
+    const bool is_of_one = is_made || std::ranges::all_of(read_by, [&](NodeId id) {
+                             return graph.tag(graph.node(id), tag) == part;
+                           });
+    if (part != kNoTag && is_of_one) graph.set_tag(node, tag, part);
+  }
+  return graph;
+}
+
 class PartCutter {
  public:
   PartCutter(Graph graph, const PartCut& cut)
       : cut_(cut),
         axis_{kAxisInTime, cut.name, cut.into, {}},
         doors_(std::move(graph), cut),
-        rewriter_(doors_.build(), axis_) {}
+        graph_(doors_.build()) {}
 
   Result<Parts> run() {
-    const Graph& graph = rewriter_.state().graph;
-    for (size_t v = 0; v < graph.values.size(); ++v)
-      if (graph.values[v].kind == ValueKind::kState)
-        PIPER_TRY(rewriter_.seed({ValueId(v), -1, cut_.at}));
-    const size_t count = graph.nodes.size();
-    for (size_t n = 0; n < count; ++n) PIPER_TRY(visit(NodeId(n)));
-    ShardedGraph made = rewriter_.finish();
+    if (cut_.is_placed) {
+      PIPER_TRY(visit_all());
+      const size_t values = graph_.values.size();
+      if (!gathered_.empty())
+        graph_ = without_repeats(taken_apart(std::move(graph_), gathered_), values);
+    }
+    PIPER_TRY(visit_all());
+    ShardedGraph made = rewriter_->finish();
     PIPER_TRY(check(made));
     std::set<ValueId> doors;
     for (const auto& [door, entry] : doors_.doors()) doors.insert(door);
-    return unroll(std::move(made.graph), cut_, doors);
+    Parts parts = unroll(std::move(made.graph), cut_, doors);
+    if (cut_.is_placed) parts.graph = with_own_parts(std::move(parts.graph), cut_.name);
+    return parts;
   }
 
  private:
+  Status visit_all() {
+    rewriter_.emplace(graph_, axis_);
+    of_seed_.clear();
+    for (size_t v = 0; v < graph_.values.size(); ++v)
+      if (graph_.values[v].kind == ValueKind::kState)
+        PIPER_TRY(rewriter_->seed({ValueId(v), -1, cut_.at}));
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) PIPER_TRY(visit(NodeId(n)));
+    return ok_status();
+  }
+
   Status visit(NodeId id) {
-    const Node& node = rewriter_.state().graph.node(id);
-    rewriter_.begin(id);
+    const State& state = rewriter_->state();
+    const Node& node = state.graph.node(id);
+    rewriter_->begin(id);
     if (const auto door = doors_.doors().find(node.outputs[0]); door != doors_.doors().end()) {
       PIPER_ASSIGN(const Layout layout, layout_at(door->first, door->second));
-      rewriter_.fix(door->first, layout);
+      rewriter_->fix(door->first, layout);
     }
-    const Loops& loops = rewriter_.state().loops(node);
-    rewriter_.prepare(node, loops);
-    rewriter_.rewrite(id, choose(rewriter_.state(), node, loops));
+    const Loops& loops = state.loops(node);
+    rewriter_->prepare(node, loops);
+    const Choice choice = choose(state, node, loops);
+    if (gathers(state, node, loops, choice)) gathered_.push_back(id);
+    rewriter_->rewrite(id, choice);
     return ok_status();
   }
 
@@ -211,17 +269,18 @@ class PartCutter {
   Result<Layout> layout_at(ValueId door, int32_t e) {
     if (e < 0) return Layout{};
     const Doors::Entry& entry = doors_.entry(e);
-    if (entry.seed < 0) return wanted(rewriter_.state(), door, 2).value_or(Layout{});
+    if (entry.seed < 0) return wanted(rewriter_->state(), door, 2).value_or(Layout{});
     if (const auto known = of_seed_.find(entry.seed); known != of_seed_.end()) return known->second;
     const int dim = cut_.seeds[static_cast<size_t>(entry.seed)].dim;
     PIPER_ASSIGN(const Layout layout,
-                 layout_of_seed(rewriter_.state(),
+                 layout_of_seed(rewriter_->state(),
                                 {.value = door, .dim = dim, .at = cut_.at, .outer = cut_.outer}));
     return of_seed_[entry.seed] = layout;
   }
 
   // Refuses regions in which parts are put together, or go on after a sum over all of them: the
-  // next op would need all parts of the one before. Numbers may be sums.
+  // next op would need all parts of the one before. Numbers may be sums, and so may all else where
+  // parts are placed.
   Status check(const ShardedGraph& made) const {
     const Graph& graph = made.graph;
     std::map<ValueId, const Conversion*> sums[2];  // of pass F, and of others
@@ -231,6 +290,7 @@ class PartCutter {
       const Node& reader = graph.node(conversion.reader);
       const bool is_number = num_elements(graph.value(node.outputs[0]).type.shape) == 1;
       if (is_number || leaves(reader)) continue;
+      if (cut_.is_placed && (node.op == "AllReduce" || node.op == "AllReduceMax")) continue;
       if (node.op != "AllReduce") return needs_all(graph, conversion, reader);
       sums[is_backward(reader)].emplace(node.outputs[0], &conversion);
     }
@@ -281,7 +341,9 @@ class PartCutter {
   const PartCut& cut_;
   const AxisCut axis_;
   Doors doors_;
-  Rewriter rewriter_;
+  Graph graph_;  // with doors
+  std::optional<Rewriter> rewriter_;
+  std::vector<NodeId> gathered_;  // by the first visit: what needs the whole, but for its steps
   std::map<int32_t, Layout> of_seed_;
 };
 

@@ -2,6 +2,8 @@
 #include "rewrite.h"
 
 #include <algorithm>
+#include <map>
+#include <tuple>
 
 #include "piper/base/parallel.h"
 
@@ -76,6 +78,30 @@ Graph taken_apart(Graph graph, const std::vector<NodeId>& which) {
       made.push_back(node.outputs);
       append(graph, nodes, std::move(node));
     }
+  }
+  graph.nodes = std::move(nodes);
+  return graph;
+}
+
+Graph without_repeats(Graph graph, size_t first) {
+  std::map<std::tuple<std::string, std::string, std::vector<ValueId>>, NodeId> made;
+  std::map<ValueId, ValueId> same;
+  std::vector<Node> nodes;
+  for (Node& node : graph.nodes) {
+    for (ValueId& input : node.inputs)
+      if (const auto known = same.find(input); known != same.end()) input = known->second;
+    if (node.outputs[0].index() >= first) {
+      const auto [known, is_new] =
+          made.try_emplace({node.op, print_attrs(node.attrs), node.inputs}, NodeId(nodes.size()));
+      if (!is_new && is_backward(node)) {
+        for (size_t o = 0; o < node.outputs.size(); ++o) {
+          same[node.outputs[o]] = nodes[known->second.index()].outputs[o];
+          graph.value(node.outputs[o]).producer = known->second;  // nobody reads it
+        }
+        continue;
+      }
+    }
+    append(graph, nodes, std::move(node));
   }
   graph.nodes = std::move(nodes);
   return graph;

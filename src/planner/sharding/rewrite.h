@@ -51,6 +51,9 @@ void append(Graph& graph, std::vector<Node>& nodes, Node node);
 
 // The ops that do the same in steps stand for the nodes.
 Graph taken_apart(Graph graph, const std::vector<NodeId>& which);
+// Lets the backward read what ops of the forward have made where an op of it would make the same of
+// the same. Of ops that make values from number `first` on.
+Graph without_repeats(Graph graph, size_t first);
 
 // Every op must be legal on what it reads now; `cut` says what was done, for whoever breaks that.
 void check_types(const Graph& graph, const std::string& cut);

@@ -11,16 +11,6 @@ namespace {
 
 using namespace axis;
 
-// Returns whether the choice gathers what others work on parts of, though the op has steps that can
-// as well.
-bool gathers(const State& state, const Node& node, const Loops& loops, const Choice& choice) {
-  bool any = false;
-  for (size_t i = 0; loops.def->apart && i < node.inputs.size(); ++i)
-    any = any || (node.inputs[i].valid() && state.layout(node.inputs[i]).kind == kCut &&
-                  choice.needs[i].kind == kWhole);
-  return any && !loops.def->apart(loops.types).steps.empty();
-}
-
 // Chooses how the op is cut and adds it; notes it in `gathered` if its operands had to be gathered.
 Status visit(Rewriter& rewriter, NodeId id, std::vector<NodeId>& gathered) {
   const State& state = rewriter.state();

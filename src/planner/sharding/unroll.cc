@@ -304,7 +304,8 @@ class Unroller {
     return emit(node, "Reshape", {all}, {{"shape", whole}}, to, -1);
   }
 
-  // Adds up what parts have, in the order in which they run.
+  // Adds up what parts have, in the order in which they run. On devices of their own none waits for
+  // the one before.
   ValueId sum(const Node& near, ValueId from, ValueId to) {
     ++summed_;
     const char* op = near.op == "AllReduceMax" ? "Max" : "Add";
@@ -314,7 +315,7 @@ class Unroller {
       const size_t p = in_reverse ? count_ - 1 - i : i;
       all = i == 0 ? of(from, p)
                    : emit(near, op, {all, of(from, p)}, {}, i + 1 == count_ ? to : ValueId(),
-                          static_cast<int>(p));
+                          cut_.is_placed ? -1 : static_cast<int>(p));
     }
     return all;
   }

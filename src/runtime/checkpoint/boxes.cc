@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "piper/plan/trained_parts.h"
+
 namespace piper {
 namespace {
 
@@ -59,30 +61,46 @@ bool take_held(const Json& json, Held& held) {
 
 }  // namespace
 
+std::vector<std::string> keys_of(std::span<const OwnPiece> pieces) {
+  std::map<std::string_view, int64_t> counts;
+  std::vector<std::string> keys;
+  for (const OwnPiece& piece : pieces) {
+    const int64_t before = counts[piece.name]++;
+    keys.push_back(before == 0 ? piece.name : fmt::format("{}#{}", piece.name, before));
+  }
+  return keys;
+}
+
 std::string print_boxes(std::span<const OwnPiece> pieces) {
   Json json = Json::object();
+  const std::vector<std::string> keys = keys_of(pieces);
   for (const OwnPiece& piece : pieces) {
     if (piece.held.is_whole()) continue;
+    const std::string& key = keys[static_cast<size_t>(&piece - pieces.data())];
     Json blocks = Json::array();
     for (const auto& [dim, outer, size, index] : piece.held.blocks)
       blocks.push_back({dim, outer, size, index});
-    json[piece.name] = {{"shape", piece.held.whole.shape},
-                        {"blocks", blocks},
-                        {"range", {piece.held.first, piece.held.count}}};
+    json[key] = {{"shape", piece.held.whole.shape},
+                 {"blocks", blocks},
+                 {"range", {piece.held.first, piece.held.count}}};
+    if (key != piece.name) json[key]["of"] = piece.name;
   }
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-Result<std::map<std::string, Held>> parse_boxes(std::string_view text, const std::string& path) {
+Result<std::map<std::string, Box>> parse_boxes(std::string_view text, const std::string& path) {
   const auto bad = [&] {
     return fail(SourceSpan{path}, "its header does not say which parts of tensors it holds")
         .with_code(ExitCode::kStorage);
   };
   const Json json = parse_json(text);
   if (!json.is_object()) return bad();
-  std::map<std::string, Held> boxes;
-  for (const auto& [name, box] : json.items())
-    if (!take_held(box, boxes[name])) return bad();
+  std::map<std::string, Box> boxes;
+  for (const auto& [key, box] : json.items()) {
+    if (!take_held(box, boxes[key].held)) return bad();
+    if (box.contains("of") && !box["of"].is_string()) return bad();
+    boxes[key].of = box.contains("of") ? box["of"].get<std::string>() : key;
+  }
   return boxes;
 }
 
@@ -127,6 +145,12 @@ void pack_held(const Held& held, const std::byte* from, std::byte* to) {
 
 namespace {
 
+// Returns the name of a state that no other of its role has: parts of one tensor are told apart.
+std::string name_by_itself(const RoleProgram& role, const Tensor& tensor) {
+  const std::string name = names_of_state(role, tensor)[0];
+  return is_trained_part(tensor) ? prefix_of_part(tensor.cuts[0].outer) + name : name;
+}
+
 // Finds, for one rank, the ranks that hold the same of a state.
 class Holding {
  public:
@@ -137,7 +161,7 @@ class Holding {
       auto& states = by_name_.emplace_back();
       for (const Buffer& buffer : role.buffers) {
         const Tensor& tensor = role.tensor(buffer);
-        if (is_stored(tensor)) states.emplace(names_of_state(role, tensor)[0], &tensor);
+        if (is_stored(tensor)) states.emplace(name_by_itself(role, tensor), &tensor);
       }
     }
   }
@@ -163,7 +187,8 @@ class Holding {
   // The axes on which it depends what a rank holds, ascending.
   static Axes axes_of(const RoleProgram& role, const Tensor& tensor) {
     Axes axes;
-    for (const TensorCut& cut : tensor.cuts) axes.push_back(cut.axis);
+    for (const TensorCut& cut : tensor.cuts)
+      if (cut.axis >= 0) axes.push_back(cut.axis);
     if (tensor.part_of >= 0) {
       const auto& group = role.groups[static_cast<size_t>(tensor.part_of)].axes;
       axes.insert(axes.end(), group.begin(), group.end());
@@ -216,7 +241,7 @@ std::vector<bool> states_to_write(const PlanSet& set, int64_t rank) {
   for (size_t b = 0; b < role.buffers.size(); ++b) {
     const Tensor& tensor = role.tensor(role.buffers[b]);
     if (!is_stored(tensor)) continue;
-    std::string name = names_of_state(role, tensor)[0];
+    std::string name = name_by_itself(role, tensor);
     std::vector<int64_t> holders = holding.holders(tensor, name);
     by_holders[std::move(holders)].push_back({tensor.type.bytes(), std::move(name), b});
   }

@@ -17,10 +17,18 @@ inline nlohmann::ordered_json parse_json(std::string_view text) {
       [](int depth, Json::parse_event_t, const Json&) { return depth <= kMaxDepth; }, false);
 }
 
-// Prints the boxes of tensors that a file does not hold whole, by name.
+// Returns the names of pieces in their file: of several of one tensor, those after the first end
+// with '#' and a number.
+std::vector<std::string> keys_of(std::span<const OwnPiece> pieces);
+// Prints the boxes of tensors that a file does not hold whole, by these names.
 std::string print_boxes(std::span<const OwnPiece> pieces);
+// Says of which tensor a piece is, and which part of it.
+struct Box {
+  std::string of;
+  Held held;
+};
 // Returns them. Nothing is believed: shapes, blocks and ranges are those of some plan, or it fails.
-Result<std::map<std::string, Held>> parse_boxes(std::string_view text, const std::string& path);
+Result<std::map<std::string, Box>> parse_boxes(std::string_view text, const std::string& path);
 
 // The key of this text in a file's metadata.
 inline constexpr const char* kBoxesKey = "piper.boxes";

@@ -16,10 +16,10 @@ Error damaged(const std::string& path, std::string what) {
 // Runs that the parts of a file may have beside two for each of its elements: padding has some.
 constexpr int64_t kSpareRuns = int64_t{1} << 22;
 
-Result<std::map<std::string, Held>> boxes_of(const std::string& path) {
+Result<std::map<std::string, Box>> boxes_of(const std::string& path) {
   PIPER_ASSIGN(const auto metadata, read_safetensors_metadata(path));
   const auto found = metadata.find(kBoxesKey);
-  if (found == metadata.end()) return std::map<std::string, Held>();
+  if (found == metadata.end()) return std::map<std::string, Box>();
   return parse_boxes(found->second, path);
 }
 
@@ -33,19 +33,20 @@ Status add_file(const std::string& path, std::map<std::string, TensorType>& type
   for (const NamedTensor& tensor : tensors) {
     const int64_t elements = num_elements(tensor.type.shape);
     Held held{tensor.type, {}, 0, elements};
+    std::string name = tensor.name;
     if (const auto box = boxes.find(tensor.name); box != boxes.end()) {
-      held = box->second;
+      held = box->second.held, name = box->second.of;
       held.whole.dtype = tensor.type.dtype;
       if (count_elements(held, runs) != elements)
         return damaged(path, fmt::format("the {} elements of '{}' are not those of {}", elements,
                                          quote_control(tensor.name), to_string(held)));
     }
-    const auto [known, is_new] = types.emplace(tensor.name, held.whole);
+    const auto [known, is_new] = types.emplace(name, held.whole);
     if (!is_new && known->second != held.whole)
-      return damaged(path, fmt::format("'{}' is part of {} here, and of {} in another file",
-                                       quote_control(tensor.name), to_string(held.whole),
-                                       to_string(known->second)));
-    pieces[tensor.name].push_back({std::move(held), tensor.data});
+      return damaged(
+          path, fmt::format("'{}' is part of {} here, and of {} in another file",
+                            quote_control(name), to_string(held.whole), to_string(known->second)));
+    pieces[name].push_back({std::move(held), tensor.data});
   }
   return ok_status();
 }

@@ -2,6 +2,7 @@
 // checkpoints.
 #include <set>
 
+#include "piper/plan/trained_parts.h"
 #include "piper/runtime/checkpoint.h"
 
 namespace piper {
@@ -31,9 +32,11 @@ std::vector<CheckpointState> states_of(const PlanSet& set) {
       std::string name = names_of_state(role, tensor)[0];
       if (!known.insert(name).second) continue;
       const StateKind kind = kind_of(role, tensor);
-      states.push_back({std::move(name), tensor.whole_type(), kind,
-                        kind == StateKind::kParameter ? role.original(tensor).aliases
-                                                      : std::vector<std::string>()});
+      std::vector<std::string> aliases;
+      if (kind == StateKind::kParameter)
+        for (const std::string& alias : role.original(tensor).aliases)
+          aliases.push_back(name_of_whole(role.original(tensor), alias));
+      states.push_back({std::move(name), tensor.whole_type(), kind, std::move(aliases)});
     }
   return states;
 }

@@ -9,12 +9,13 @@ std::string rank_file_name(int64_t rank) { return fmt::format("rank{:05}.safeten
 Result<CheckpointFile> write_rank_file(Storage& storage, const std::string& folder, int64_t rank,
                                        std::span<const OwnPiece> pieces) {
   std::vector<NamedTensor> tensors;
+  const std::vector<std::string> keys = keys_of(pieces);
   for (const OwnPiece& piece : pieces) {
     const DType dtype = piece.held.whole.dtype;
     const TensorType type{dtype,
                           piece.held.is_whole() ? piece.held.whole.shape : Shape{piece.elements}};
-    tensors.push_back(
-        {piece.name, type, Bytes{nullptr, piece.data, static_cast<size_t>(type.bytes())}});
+    tensors.push_back({keys[tensors.size()], type,
+                       Bytes{nullptr, piece.data, static_cast<size_t>(type.bytes())}});
   }
   const std::string boxes = print_boxes(pieces);
   const std::pair<std::string, std::string> metadata[] = {{kBoxesKey, boxes}};

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "piper/plan/trained_parts.h"
+
 namespace piper {
 namespace {
 
@@ -11,7 +13,7 @@ std::string average_of(const std::map<std::string, TensorType>& states, const Te
   std::vector<std::string> names{param.param};
   names.insert(names.end(), param.aliases.begin(), param.aliases.end());
   for (const std::string& name : names)
-    if (states.contains(name + kAverage)) return name + kAverage;
+    if (states.contains(name_of_whole(param, name) + kAverage)) return name + kAverage;
   return {};
 }
 

@@ -105,7 +105,7 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
   PIPER_ASSIGN(comparison->executor_,
                Executor::load(source, *comparison->backend_, alone.control(), alone.fabric()));
   PIPER_TRY(comparison->executor_->run_prologue(options.first_step));
-  for (ParameterView& view : comparison->executor_->parameters()) {
+  for (ParameterView& view : comparison->executor_->trained_parts()) {
     comparison->entries_.push_back({std::move(view), {}});
   }
   std::sort(comparison->entries_.begin(), comparison->entries_.end(),
@@ -114,7 +114,7 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
 }
 
 Status Comparison::watch(int64_t rank, const Executor& executor) {
-  for (const ParameterView& view : executor.parameters()) {
+  for (const ParameterView& view : executor.trained_parts()) {
     auto entry = std::find_if(entries_.begin(), entries_.end(),
                               [&](const Entry& e) { return e.reference.name == view.name; });
     if (entry == entries_.end()) {

@@ -7,6 +7,7 @@
 
 #include "helper.h"
 #include "piper/base/float16.h"
+#include "piper/plan/trained_parts.h"
 #include "reader.h"
 #include "replay.h"
 
@@ -307,30 +308,47 @@ std::optional<double> Executor::report(std::string_view name) const {
   return std::nullopt;
 }
 
+namespace {
+
+// Returns what is kept from step to step; `apart`: parts that are trained by themselves as tensors
+// of their own, under their own names.
+std::vector<ParameterView> views_of(Executor::State& state, bool apart) {
+  std::vector<ParameterView> views;
+  const PlanSet& set = *state.source.set;
+  for (const Buffer& buffer : state.role->buffers) {
+    const Tensor& kept = state.role->tensor(buffer);
+    if (kept.kind != BufferKind::kState) continue;
+    const Tensor tensor = apart ? by_itself(kept) : kept;
+    const bool trained = !tensor.param.empty();
+    std::string name = trained
+                           ? name_of_whole(tensor, tensor.param)
+                           : fmt::format("{} (state {} of role {})", tensor.name,
+                                         &buffer - state.role->buffers.data(),
+                                         set.role_of_rank[static_cast<size_t>(state.source.rank)]);
+    std::vector<std::string> aliases;
+    for (const std::string& alias : tensor.aliases) aliases.push_back(name_of_whole(tensor, alias));
+    views.push_back({std::move(name), std::move(aliases),
+                     held_of(*state.role, tensor, state.coordinates), readable(state, buffer),
+                     trained});
+  }
+  return views;
+}
+
+}  // namespace
+
 std::vector<ParameterView> Executor::parameters() const {
   std::vector<ParameterView> views = states();
   std::erase_if(views, [](const ParameterView& view) { return !view.trained; });
   return views;
 }
 
-std::vector<ParameterView> Executor::states() const {
-  std::vector<ParameterView> views;
-  const PlanSet& set = *state_->source.set;
-  for (const Buffer& buffer : state_->role->buffers) {
-    const Tensor& tensor = state_->role->tensor(buffer);
-    if (tensor.kind != BufferKind::kState) continue;
-    const bool trained = !tensor.param.empty();
-    std::string name =
-        trained ? tensor.param
-                : fmt::format("{} (state {} of role {})", tensor.name,
-                              &buffer - state_->role->buffers.data(),
-                              set.role_of_rank[static_cast<size_t>(state_->source.rank)]);
-    views.push_back({std::move(name), tensor.aliases,
-                     held_of(*state_->role, tensor, state_->coordinates), readable(*state_, buffer),
-                     trained});
-  }
+std::vector<ParameterView> Executor::trained_parts() const {
+  std::vector<ParameterView> views = views_of(*state_, true);
+  std::erase_if(views, [](const ParameterView& view) { return !view.trained; });
   return views;
 }
+
+std::vector<ParameterView> Executor::states() const { return views_of(*state_, false); }
 
 Status Executor::copy_out(std::span<const std::pair<int32_t, std::byte*>> copies) {
   return piper::copy_out(*state_, copies);

@@ -6,6 +6,7 @@
 
 #include "executor_state.h"
 #include "piper/base/float16.h"
+#include "piper/plan/trained_parts.h"
 
 namespace piper {
 
@@ -151,7 +152,7 @@ Status fill_buffers(Executor::State& state) {
           .with_code(ExitCode::kPlan);
     }
     const Bytes value = value_of(*state.role, tensor, *found->second);
-    const Held held = held_of(*state.role, tensor, state.coordinates);
+    const Held held = held_of(*state.role, by_itself(tensor), state.coordinates);
     if (static_cast<int64_t>(value.size) != held.whole.bytes()) {
       return fail("the initial value '{}' has {} bytes, buffer '{}' is {}", tensor.init, value.size,
                   tensor.name, to_string(held.whole))
