@@ -180,15 +180,20 @@ Graph with_own_parts(Graph graph, const std::string& name) {
     for (ValueId& input : node.inputs)
       if (const auto known = own.find(input); known != own.end()) input = known->second;
     if (node.op != "Slice" || graph.value(node.inputs[0]).kind != ValueKind::kNode) continue;
-    const Node& join = graph.node(graph.value(node.inputs[0]).producer);
+    const Node* cast = &graph.node(graph.value(node.inputs[0]).producer);
+    const bool casts = cast->op == "Cast" && graph.value(cast->inputs[0]).kind == ValueKind::kNode;
+    const Node& join = casts ? graph.node(graph.value(cast->inputs[0]).producer) : *cast;
     if (join.op != "Concat") continue;
     const auto dim = static_cast<size_t>(join.attrs.integer("axis"));
     const auto starts = node.attrs.integers("starts"), steps = node.attrs.integers("steps");
     const TensorType& type = graph.value(node.outputs[0]).type;
     int64_t begin = 0;
     for (const ValueId part : join.inputs) {
-      if (begin == starts[dim] && steps[dim] == 1 && graph.value(part).type == type)
-        own.emplace(node.outputs[0], part);
+      if (begin == starts[dim] && steps[dim] == 1 && graph.value(part).type.shape == type.shape) {
+        if (!casts) own.emplace(node.outputs[0], part);
+        if (casts) node.attrs = cast->attrs, node.op = "Cast", node.inputs = {part};
+        break;
+      }
       begin += graph.value(part).type.shape[dim];
     }
   }
