@@ -52,7 +52,7 @@ class Expander {
       if (const Members members = members_of(static_cast<int32_t>(c)); !members.second.empty())
         made_.opened.push_back(members);
     add_section(role_.prologue);
-    for (int step = 0; step < 2; ++step) add_section(role_.body);
+    for (int step = 0; step < 2; ++step) add_section(role_.body), add_section(role_.outer);
     add_section(role_.epilogue);
     return std::move(made_);
   }
@@ -297,14 +297,13 @@ std::string wrong_of(const std::vector<Rank>& ranks) {
 
 // ---- All strategies -----------------------------------------------------------------------------
 
-constexpr const char* kTwo[] = {"nodes", "gpus", "tp", "cp", "ep"};
+constexpr const char* kTwo[] = {"nodes", "gpus", "tp", "cp", "ep", "sites", "every"};
 
 std::vector<std::string> all_files() {
   std::vector<std::string> names;
   const std::filesystem::path root = PIPER_SOURCE_DIR "/strategies";
   for (const auto& entry : std::filesystem::recursive_directory_iterator(root))
-    // Sites that take local steps do so on no GPU.
-    if (is_strategy(entry.path()) && entry.path().parent_path().filename() != "sites")
+    if (is_strategy(entry.path()))
       names.push_back(std::filesystem::relative(entry.path(), root).replace_extension().string());
   std::sort(names.begin(), names.end());
   return names;

@@ -219,6 +219,19 @@ void add_axes(std::vector<Case>& cases) {
                      has_experts ? TinyGpt::kExperts : TinyGpt::kDense});
   }
 }
+// With an outer update between the second step and the third.
+void add_sites(std::vector<Case>& cases) {
+  const std::string sites = ", microbatches: 2, sites: 2, every: 2, bucket_kib: 1";
+  cases.push_back({"sites", {"schedules/gpipe", "sites/diloco"}, "stages: 1" + sites});
+  cases.push_back({"sites_of_stages",
+                   {"schedules/1f1b", "memory/ddp", "sites/diloco"},
+                   "stages: 2, dp: 1" + sites});
+  cases.push_back({"sites_of_replicas",
+                   {"schedules/1f1b", "memory/zero2", "numerics/bf16", "sites/diloco"},
+                   "stages: 1, dp: 2" + sites,
+                   Case::kBits,
+                   2e-2});
+}
 void add_numerics(std::vector<Case>& cases) {
   for (const std::string& file : library_files("/numerics")) {
     if (file == "f32") continue;  // is for models that are stored in 16 bits, and refused here
@@ -248,6 +261,7 @@ std::vector<Case> all_cases() {
   add_wide(cases);
   add_axes(cases);
   add_numerics(cases);
+  add_sites(cases);
   for (size_t k = 0; k < cases.size(); ++k) cases[k].number = k;
   return cases;
 }

@@ -26,6 +26,8 @@ struct Way {
   bool same_sums = true;  // as the single-device plan forms them
 };
 const std::string kTensor = std::string("mesh: {site: 2, tp: 2}\ndirectives:\n") + kGptTensor;
+// Sites have norms of their own, all of which are larger.
+const char* const kClip = "clip_norm: 0.05, optimizer: {sgd: {lr: 0.5, momentum: 0.9}}";
 const Way kWays[] = {
     {"sites", "mesh: {site: 2}\ndirectives:\n"},
     {"four_sites", "mesh: {site: 4}\ndirectives:\n"},
@@ -44,12 +46,31 @@ const Way kWays[] = {
      "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
      "directives:\n  - recompute: {where: {stage: 0}}\n",
      "gpt"},
-    {"tp", kTensor.c_str(), "gpt", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false}};
+    {"tp", kTensor.c_str(), "gpt", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
+    {"clip", "mesh: {site: 2}\ndirectives:\n", "mlp", kClip},
+    {"clip_four", "mesh: {site: 4}\ndirectives:\n", "mlp", kClip},
+    {"clip_stages",
+     "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
+     "directives:\n",
+     "gpt", kClip},
+    {"clip_zero2", "include: <zero2>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n", "mlp",
+     kClip},
+    {"clip_tp", kTensor.c_str(), "gpt", kClip, false},
+    {"clip_muon", "mesh: {site: 2}\ndirectives:\n", "mlp",
+     "clip_norm: 0.05, optimizer: {adamw: {lr: 3e-3}}, groups: [{match: '**/weight', optimizer: "
+     "{muon: {lr: 0.02}}}]"},
+    {"skip", "mesh: {site: 2}\ndirectives:\n", "mlp",
+     "skip_nonfinite: true, optimizer: {adamw: {lr: 3e-3}}"},
+    {"f16",
+     "include: <ddp>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"
+     "  - precision: {compute: f16, loss_scale: dynamic}\n",
+     "mlp", kClip}};
 
-Result<Compiled> compile_way(const Way& way, const std::string& directive) {
+Result<Compiled> compile_way(const Way& way, const std::string& directive, bool evaluates = false) {
   CompileOptions options;
   options.library = {PIPER_SOURCE_DIR "/strategies"};
   options.oracles = true;
+  options.evaluation = evaluates;
   return compile_text(way.model, "piper: 1\n" + std::string(way.text) + directive, way.train,
                       options);
 }
@@ -89,6 +110,185 @@ TEST_P(LocalSteps, OtherOuterOptimizersDiverge) {
 
 INSTANTIATE_TEST_SUITE_P(Ways, LocalSteps, ::testing::ValuesIn(kWays),
                          [](const auto& info) { return info.param.name; });
+
+// The control: the norm of all sites, and none, clip otherwise than each site's own.
+TEST(LocalStepsClip, ByTheNormOfEachSite) {
+  NEED_MODEL("mlp");
+  std::vector<Trained> trained;
+  for (const char* clip : {"clip_norm: 0.05, ", "clip_norm: 0.1, ", ""}) {
+    const std::string text = clip + std::string("optimizer: {sgd: {lr: 0.5}}");
+    const Way way{.name = "clip", .text = "mesh: {site: 2}\ndirectives:\n", .train = text.c_str()};
+    const auto compiled = compile_way(way, local_steps());
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    auto one = train(compiled->set, way.model, kSteps);
+    ASSERT_TRUE(one) << print_error(one.error());
+    trained.push_back(*std::move(one));
+  }
+  EXPECT_GT(largest_difference(trained[1], trained[0]), 1e-3);
+  EXPECT_GT(largest_difference(trained[2], trained[0]), 1e-3);
+}
+
+// ---- Samples of sites ---------------------------------------------------------------------------
+
+// Writes the tensors of a file again, each changed by `change`.
+template <class Change>
+std::string changed(const Folder& folder, const std::string& path, Change change) {
+  auto tensors = read_safetensors(path);
+  EXPECT_TRUE(tensors) << print_error(tensors.error());
+  for (NamedTensor& tensor : *tensors) {
+    std::string bytes(as_text(tensor.data.span()));
+    change(tensor.name, bytes);
+    tensor.data = Bytes::copy_of(bytes.data(), bytes.size());
+  }
+  const std::string to = folder.path() + "/batches.safetensors";
+  EXPECT_TRUE(write_safetensors(to, *tensors, {}));
+  return to;
+}
+void repeat_first_half(const std::string&, std::string& bytes) {
+  std::copy_n(bytes.begin(), bytes.size() / 2, bytes.begin() + std::ssize(bytes) / 2);
+}
+// Returns the largest difference of parameters between the first two sites.
+double difference_of_sites(const Trained& trained) {
+  Trained first, second;
+  for (const auto& [name, tensor] : trained.parameters) {
+    if (name.starts_with("site.0.")) first.parameters[name.substr(7)] = tensor;
+    if (name.starts_with("site.1.")) second.parameters[name.substr(7)] = tensor;
+  }
+  EXPECT_FALSE(first.parameters.empty());
+  return largest_difference(first, second);
+}
+
+// Sites with the same samples drop other elements of them, as the plan for one device does. The
+// control: a model that draws nothing trains alike on both.
+TEST(LocalStepsDraws, EachSiteItsOwn) {
+  NEED_MODEL("mlp");
+  const Folder folder;
+  CompileOptions options;
+  options.model = PIPER_SOURCE_DIR "/tests/data/dropout/dynamo.onnx";
+  options.library = {PIPER_SOURCE_DIR "/strategies"};
+  for (const char* text :
+       {"mesh: {site: 2}\ndirectives:\n",
+        "include: <ddp>\nparams: {dp: 2}\nmesh: {site: 2}\n"
+        "directives:\n",
+        "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\ndirectives:\n"}) {
+    options.strategy =
+        folder.write("strategy.yaml",
+                     "piper: 1\n" + std::string(text) + local_steps() +
+                         "train: {global_batch: 8, optimizer: {sgd: {lr: 0.5}}, clip_norm: 1}\n");
+    const auto compiled = compile(options);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const std::string data = changed(
+        folder, PIPER_SOURCE_DIR "/tests/data/evaluation/training.safetensors", repeat_first_half);
+    for (const int64_t steps : {int64_t{2}, kSteps}) {
+      const auto ours = train_on(compiled->set, data, steps),
+                 single = train_on(*compiled->single, data, steps);
+      ASSERT_TRUE(ours) << print_error(ours.error());
+      ASSERT_TRUE(single) << print_error(single.error());
+      expect_equal_bits(*ours, *single, text);
+      if (steps < kEvery) {
+        EXPECT_GT(difference_of_sites(*ours), 1e-3) << text;
+      }
+    }
+  }
+  const auto alike = compile_way(kWays[0], local_steps());
+  ASSERT_TRUE(alike) << print_error(alike.error());
+  const auto plain =
+      train_on(alike->set,
+               changed(folder, model_path("mlp", "reference.safetensors"), repeat_first_half), 2);
+  ASSERT_TRUE(plain) << print_error(plain.error());
+  EXPECT_EQ(difference_of_sites(*plain), 0);
+}
+
+// One number that is none, in a sample of the second site: nobody takes the step.
+TEST(LocalStepsSkip, AllSitesSkipWhatOneCannotTake) {
+  NEED_MODEL("mlp");
+  const Folder folder;
+  const Way& way = *std::ranges::find(kWays, std::string_view("clip"), &Way::name);
+  const auto compiled = compile_way(way, local_steps());
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const std::string path = changed(
+      folder, model_path("mlp", "reference.safetensors"), [](const auto& name, auto& bytes) {
+        const float none = NAN;
+        if (name.starts_with("batch/1/"))
+          std::memcpy(bytes.data() + bytes.size() - sizeof none, &none, sizeof none);
+      });
+  const auto run = [&](const PlanSet& set, int64_t steps) {
+    const auto data = open_file(set, path);
+    EXPECT_TRUE(data) << print_error(data.error());
+    JobOptions options;
+    options.steps = steps;
+    options.threads = 1;
+    options.on_nan = OnNan::kSkip;
+    return run_job(set, data->get(), nullptr, nullptr, options);
+  };
+  std::vector<Trained> trained;
+  for (const auto& [set, steps] : {std::pair(&compiled->set, int64_t{1}),
+                                   {&compiled->set, 2},
+                                   {&compiled->set, 3},
+                                   {&*compiled->single, 3}}) {
+    auto job = run(*set, steps);
+    ASSERT_TRUE(job) << print_error(job.error());
+    for (const StepMetrics& step : job->steps)
+      EXPECT_EQ(step.skipped.value_or(0), step.step == 1 ? 1 : 0) << step.step;
+    trained.push_back(trained_by(*std::move(job)));
+  }
+  EXPECT_EQ(largest_difference(trained[1], trained[0]), 0);
+  EXPECT_GT(largest_difference(trained[2], trained[1]), 1e-4);
+  EXPECT_EQ(largest_difference(trained[3], trained[2]), 0);
+}
+
+// ---- Evaluation ---------------------------------------------------------------------------------
+
+std::vector<double> evaluated_losses(const PlanSet& set, const std::string& model, int64_t steps) {
+  const auto data = open_batches(set, model);
+  EXPECT_TRUE(data) << print_error(data.error());
+  JobOptions options;
+  options.steps = steps;
+  options.threads = 1;
+  options.evaluation = {{"valid", data->get(), 1}};
+  options.evaluate_every = 1;
+  const auto job = run_job(set, data->get(), nullptr, nullptr, options);
+  EXPECT_TRUE(job) << print_error(job.error());
+  std::vector<double> losses;
+  if (job)
+    for (const EvaluationMetrics& one : job->evaluations) losses.push_back(one.loss);
+  return losses;
+}
+
+// Sites share a batch of the set, whose later samples have fewer labels: its loss is that of all
+// labels, by the outer parameters, which change with outer updates only.
+TEST(LocalStepsEvaluation, IsOfTheOuterParameters) {
+  for (const char* model : {"mlp", "gpt-deep"}) {
+    const std::string path = model_path(model, "reference.json");
+    if (!read_text_file(path, 1 << 24)) GTEST_SKIP() << path;
+    for (const Way& way :
+         {Way{.name = "sites", .text = "mesh: {site: 2}\ndirectives:\n", .model = model},
+          Way{.name = "replicas",
+          .text = "include: <zero2>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n",
+          .model = model},
+          Way{.name = "stages",
+          .text = "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
+                  "directives:\n",
+          .model = model,
+          .train = kClip}}) {
+      const auto compiled = compile_way(way, local_steps(), true);
+      ASSERT_TRUE(compiled) << print_error(compiled.error());
+      const auto alone = compile_way({.name = "alone", .text = "", .model = model}, "", true);
+      ASSERT_TRUE(alone) << print_error(alone.error());
+      const auto first = evaluated_losses(compiled->set, model, 0),
+                 plain = evaluated_losses(alone->set, model, 0),
+                 own = evaluated_losses(compiled->set, model, kSteps),
+                 single = evaluated_losses(*compiled->single, model, kSteps);
+      ASSERT_EQ(first.size(), 1u);
+      ASSERT_EQ(plain.size(), 1u);
+      EXPECT_NEAR(first[0], plain[0], 1e-6) << model << " " << way.name;
+      ASSERT_EQ(own.size(), static_cast<size_t>(kSteps));
+      EXPECT_EQ(own, single) << model << " " << way.name;
+      for (int64_t k = 0; k < kSteps; ++k)
+        EXPECT_EQ(own[static_cast<size_t>(k)] == first[0], k + 1 < kEvery) << k;
+    }
+  }
+}
 
 // ---- Proof --------------------------------------------------------------------------------------
 
@@ -132,6 +332,92 @@ TEST(LocalStepsProof, FindsOuterUpdatesThatAreWrong) {
     }
 }
 
+// Lets each op that `wanted` names read what `choose` says in place of each of its inputs.
+template <class Choose>
+PlanSet with_inputs(PlanSet set, std::string_view op, size_t input, Choose choose) {
+  for (RoleProgram& role : set.roles)
+    for (Program& program : role.programs)
+      for (ProgramOp& one : program.ops)
+        if (one.op == op && one.inputs.size() > input) {
+          const int32_t other = choose(program, one);
+          if (other >= 0) one.inputs[input] = other;
+        }
+  return set;
+}
+
+// Returns what the ops of this name make in a program.
+std::vector<int32_t> made_by(const Program& program, std::string_view op) {
+  std::vector<int32_t> made;
+  for (const ProgramOp& one : program.ops)
+    if (one.op == op) made.push_back(one.outputs[0]);
+  return made;
+}
+
+// Without the plan for one device to compare with.
+bool finds(const PlanSet& set, const char* text) {
+  const auto report = verify_plan_set(set, nullptr);
+  EXPECT_TRUE(report) << print_error(report.error());
+  return report && std::ranges::any_of(report->findings, [&](const Finding& one) {
+           return one.text.find(text) != std::string::npos;
+         });
+}
+
+TEST(LocalStepsProof, FindsNormsOfOtherSites) {
+  NEED_MODEL("mlp");
+  const Way& way = *std::ranges::find(kWays, std::string_view("clip"), &Way::name);
+  const auto compiled = compile_way(way, local_steps());
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const PlanSet& set = compiled->set;
+  const PlanSet& single = *compiled->single;
+  EXPECT_EQ(first_finding(set, single), "");
+
+  // On one device: the norms are of all sites, of the first, of the second.
+  const auto made = [](const char* op, size_t which) {
+    return [op, which](const Program& program, const ProgramOp&) {
+      const std::vector<int32_t> all = made_by(program, op);
+      return which < all.size() ? all[which] : -1;
+    };
+  };
+  const auto norm = [&](size_t which) { return made("GlobalNorm", which); };
+  for (const size_t which : {0, 1})
+    EXPECT_TRUE(finds(with_inputs(single, "ClipFactor", 0, norm(which)), "by the norm of another"))
+        << "all sites clipped by norm " << which;
+  PlanSet one_says = with_inputs(single, "NotFinite", 0, norm(1));
+  for (Program& program : one_says.roles[0].programs) {  // once that norm is made
+    const auto says = std::ranges::find(program.ops, "NotFinite", &ProgramOp::op);
+    if (says == program.ops.end()) continue;
+    std::rotate(says, says + 1, std::ranges::find(program.ops, "Sgd", &ProgramOp::op));
+  }
+  EXPECT_TRUE(finds(one_says, "lets all sites skip a step by the norm of one"));
+
+  // On two ranks each takes its own squares out of those of all.
+  for (size_t r = 0; r < 2; ++r) {
+    PlanSet other = set;
+    int changed = 0;
+    for (Program& program : other.roles[r].programs) {
+      int64_t all = 0;
+      const auto bound = [](const ProgramOp& op, const char* which) {
+        return op.attrs.integers(which)[0];
+      };
+      const std::vector<int32_t> norms = made_by(program, "GlobalNorm");
+      for (const bool finds : {true, false})
+        for (ProgramOp& op : program.ops) {
+          if (op.op != "Slice" || op.attrs.integers("starts").size() != 1 || norms.empty())
+            continue;
+          const int64_t count = bound(op, "ends") - bound(op, "starts");
+          if (finds) all = std::max(all, count);
+          if (finds || count == all || count * 2 != all) continue;
+          const int64_t first = bound(op, "starts") == 0 ? count : 0;
+          op.attrs.set("starts", std::vector<int64_t>{first});
+          op.attrs.set("ends", std::vector<int64_t>{first + count});
+          ++changed;
+        }
+    }
+    EXPECT_EQ(changed, 1) << "role " << r;
+    EXPECT_TRUE(finds(other, "by the norm of another")) << "role " << r;
+  }
+}
+
 // ---- Checkpoints --------------------------------------------------------------------------------
 
 class LocalStepsJobs : public SampleJobs {};
@@ -139,7 +425,8 @@ class LocalStepsJobs : public SampleJobs {};
 // A job that ends between two outer updates goes on with other stages, and one that is killed from
 // its last checkpoint: both end with all states of one that ran on.
 TEST_F(LocalStepsJobs, GoOnElsewhereBetweenOuterUpdates) {
-  const std::string train = "train: {global_batch: 12, optimizer: {adamw: {lr: 2e-3}}}\n";
+  const std::string train =
+      "train: {global_batch: 12, clip_norm: 0.5, optimizer: {adamw: {lr: 2e-3}}}\n";
   compile(
       "here",
       "mesh: {site: 2}\ndirectives:\n  - split: {dim: batch, into: 6, as: mb}\n" + local_steps(),

@@ -1,5 +1,6 @@
 """Local steps are DiLoCo (Douillard et al., 2023) as PyTorch computes it in f64: sites with AdamW of their own, and Nesterov momentum on the mean of
-their distances from the outer parameters. Without the outer momentum, or with other intervals, PyTorch is elsewhere.
+their distances from the outer parameters. Each site clips by the norm of its own gradients, where one is said. Without the outer momentum, with other
+intervals, or clipped by the norm of all sites, PyTorch is elsewhere.
 
   local_steps_test.py ROOT BIN    77 where no python here has PyTorch; one that PYTHON names serves
 """
@@ -23,9 +24,16 @@ from export import export  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
-STRATEGIES = {"sites": "params: {every: EVERY}\n",
-              "stages": "include: <1f1b>\nparams: {every: EVERY, stages: 2, microbatches: 2}\n",
-              "replicas": "include: <zero1>\nparams: {every: EVERY, dp: 2}\n"}
+CLIP = 0.03
+# By name: the strategy, and whether sites clip.
+STRATEGIES = {"sites": ("params: {every: EVERY}\n", False),
+              "stages": ("include: <1f1b>\nparams: {every: EVERY, stages: 2, microbatches: 2}\n", False),
+              "replicas": ("include: <zero1>\nparams: {every: EVERY, dp: 2}\n", False),
+              "clipped": ("params: {every: EVERY}\n", True),
+              "clipped stages": ("include: <1f1b>\nparams: {every: EVERY, stages: 2, microbatches: 2}\n", True),
+              "clipped replicas": ("include: <zero2>\nparams: {every: EVERY, dp: 2}\n", True)}
+# Adam's steps hardly depend on the size of gradients: what clips trains with momentum.
+OPTIMIZER = {False: "adamw: {lr: 3e-3, weight_decay: 0.1}", True: "sgd: {lr: 0.5, momentum: 0.9}"}
 
 
 class Model(nn.Module):
@@ -39,18 +47,29 @@ class Model(nn.Module):
         return F.mse_loss(x, y)
 
 
-def diloco(model, batches, every, momentum):
+def clip(sites, by_all):
+    """Clips the gradients of each site by its own norm, or by that of all of them."""
+    each = [list(site.parameters()) for site in sites]
+    for parameters in [sum(each, [])] if by_all else each:
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+
+
+def diloco(model, batches, every, momentum, clips=False, by_all=False):
     """The outer parameters, and those of each site, after all batches."""
     outer = model.double()
     sites = [copy.deepcopy(outer) for _ in range(SITES)]
-    inner = [torch.optim.AdamW(site.parameters(), lr=3e-3, weight_decay=0.1) for site in sites]
+    inner = [torch.optim.SGD(site.parameters(), lr=0.5, momentum=0.9) if clips else
+             torch.optim.AdamW(site.parameters(), lr=3e-3, weight_decay=0.1) for site in sites]
     joined = torch.optim.SGD(outer.parameters(), lr=0.7, momentum=momentum, nesterov=momentum > 0)
     for step, batch in enumerate(batches):
         for k, site in enumerate(sites):
             own = slice(k * BATCH // SITES, (k + 1) * BATCH // SITES)
             inner[k].zero_grad()
             site(*(batch[name][own].double() for name in ("x", "y"))).backward()
-            inner[k].step()
+        if clips:
+            clip(sites, by_all)
+        for optimizer in inner:
+            optimizer.step()
         if (step + 1) % every:
             continue
         with torch.no_grad():
@@ -83,16 +102,21 @@ def main(folder):
     batches = [{name: torch.randn(BATCH, WIDTH) for name in ("x", "y")} for _ in range(STEPS)]
     export(model, tuple(batches[0].values()), folder / "model.onnx", log=lambda text: None)
     save_file({f"batch/{k}/{name}": value for k, one in enumerate(batches) for name, value in one.items()}, folder / "data.safetensors")
-    want = diloco(copy.deepcopy(model), batches, EVERY, 0.9)
-    controls = [diloco(copy.deepcopy(model), batches, EVERY, 0), diloco(copy.deepcopy(model), batches, EVERY + 1, 0.9)]
-    for name, text in STRATEGIES.items():
+    def trained(*how):
+        return diloco(copy.deepcopy(model), batches, *how)
+
+    wanted = {clips: trained(EVERY, 0.9, clips) for clips in (False, True)}
+    controls = {clips: [trained(EVERY, 0, clips), trained(EVERY + 1, 0.9, clips)] for clips in (False, True)}
+    controls[True].append(trained(EVERY, 0.9, True, True))
+    for name, (text, clips) in STRATEGIES.items():
+        want = wanted[clips]
         include = "[<sites/diloco>, <numerics/f64>, FILES]".replace(", FILES", "")
         if "include" in text:
             first, text = text.split("\n", 1)
             include = include.replace("]", f", {first.split(': ')[1]}]")
         (folder / "strategy.yaml").write_text(
             f"piper: 1\ninclude: {include}\n{text.replace('EVERY', str(EVERY)).replace('{every', f'{{sites: {SITES}, every')}"
-            f"train: {{global_batch: {BATCH}, optimizer: {{adamw: {{lr: 3e-3, weight_decay: 0.1}}}}}}\n")
+            f"train: {{global_batch: {BATCH}, {f'clip_norm: {CLIP}, ' if clips else ''}optimizer: {{{OPTIMIZER[clips]}}}}}\n")
         plans, saved = folder / name, folder / f"{name}.safetensors"
         program(BIN / "piperc", folder / "model.onnx", folder / "strategy.yaml", "-o", plans)
         program(BIN / "piper-run", plans, "--data", folder / "data.safetensors", "--steps", STEPS, "--save", saved)
@@ -100,10 +124,10 @@ def main(folder):
         off = difference(got, want)
         if off > BOUND:
             sys.exit(f"{name}: {off:.1e} from PyTorch")
-        for control in controls:
+        for control in controls[clips]:
             if difference(got, control) < 1e-4:
                 sys.exit(f"{name}: the outer optimizer makes no difference")
-        print(f"{name}: within {off:.1e} of PyTorch; the controls are {min(difference(got, c) for c in controls):.1e} off")
+        print(f"{name}: within {off:.1e} of PyTorch; the controls are {min(difference(got, c) for c in controls[clips]):.1e} off")
 
 
 with tempfile.TemporaryDirectory() as made:

@@ -85,7 +85,7 @@ struct LossScale {
 struct TrainSpec {
   OptimizerSpec optimizer;
   std::vector<ParamGroup> groups;
-  std::optional<double> clip_norm;  // factor min(1, clip / (norm + 1e-6)), PyTorch's
+  std::optional<double> clip_norm;  // factor min(1, clip / (norm + 1e-6)), PyTorch's, by site
   std::optional<LossScale> loss_scale;
   bool skip_nonfinite = false;  // as clip_norm and loss_scale do: see skips_nonfinite
   std::optional<double> ema;    // the decay of averages of all trained parameters, states NAME.ema
@@ -115,7 +115,7 @@ Result<Differentiated> differentiate(Graph forward, const TrainSpec& train);
 Result<Graph> evaluated(Graph forward);
 
 // Makes a copy of a forward graph for each site, each with inputs, trained parameters and a loss of
-// its own: of NAME, site.K.NAME. Ops have the site as `tag`. The loss is the sum over the sites.
+// its own: of NAME, site.K.NAME. Ops have the site as `tag`. Loss and weight are sums over sites.
 Graph copy_for_sites(const Graph& forward, int64_t sites, const std::string& tag);
 // Makes of such copies the step that an outer optimizer takes (LocalSteps): it updates outer
 // parameters, which have the names and initial values of the model, by the mean over the sites of

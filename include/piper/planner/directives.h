@@ -30,7 +30,7 @@ int64_t sites_of(const Strategy& strategy);
 // go with local steps.
 Result<Strategy> place_sites(Strategy strategy);
 // Makes a copy of the model for each site, and the step of the outer optimizer, whose ops are in
-// the regions, by `region_tags`, that read the parameters. Errors: random numbers, running
+// the regions, by `region_tags`, that read the parameters. Error: a model that keeps running
 // statistics.
 struct Sites {
   Graph forward, outer;

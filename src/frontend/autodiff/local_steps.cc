@@ -1,6 +1,7 @@
 // Makes what sites that take local steps compute: a copy of the model for each site, and the step
 // that the outer optimizer takes between them.
 #include <algorithm>
+#include <cstring>
 #include <map>
 
 #include "piper/frontend/autodiff.h"
@@ -32,6 +33,7 @@ class SiteCopies {
         to_.params.push_back(param);
         to_.params.back().value = of_[param.value.index()];
       }
+    if (from_.step.valid()) to_.step = of_[from_.step.index()];
     return std::move(to_);
   }
 
@@ -59,6 +61,9 @@ class SiteCopies {
     }
     const ValueId loss = of_[from_.loss.index()];
     to_.loss = site == 0 ? loss : sum_of(to_.loss, loss);
+    if (!from_.weight.valid()) return;
+    const ValueId weight = of_[from_.weight.index()];
+    to_.weight = site == 0 ? weight : sum_of(to_.weight, weight);
   }
   void find_shared() {
     shared_.assign(from_.values.size(), false);
@@ -66,6 +71,7 @@ class SiteCopies {
       shared_[v] = from_.values[v].kind == ValueKind::kConstant;
     for (const Param& param : from_.params)
       if (param.frozen) shared_[param.value.index()] = true;
+    if (from_.step.valid()) shared_[from_.step.index()] = true;
   }
   void copy(const Node& node, int64_t site) {
     Node own = node;
@@ -74,10 +80,26 @@ class SiteCopies {
     for (const ValueId output : node.outputs) types.push_back(from_.value(output).type);
     for (ValueId& input : own.inputs)
       if (input.valid()) input = of_[input.index()];
+    if (const OpDef* def = find_op(own.op); def != nullptr && def->draws >= 0 && site > 0) {
+      ValueId& key = own.inputs[static_cast<size_t>(def->draws)];
+      key = key_at(site, key);
+    }
     to_.set_tag(own, tag_, static_cast<int32_t>(site));
     const NodeId made = to_.add_node(std::move(own), types);
     for (size_t k = 0; k < node.outputs.size(); ++k)
       of_[node.outputs[k].index()] = to_.node(made).outputs[k];
+  }
+  // Samples of different sites have the same numbers, and draw by different keys.
+  ValueId key_at(int64_t site, ValueId key) {
+    const auto [known, is_new] = keys_.try_emplace({site, key});
+    if (!is_new) return known->second;
+    const Value of_all = to_.value(key);
+    uint64_t number = 0;
+    std::memcpy(&number, of_all.data.span().data(), sizeof number);
+    number += static_cast<uint64_t>(site);
+    known->second = to_.add_constant(name_at(site, of_all.name), of_all.type,
+                                     Bytes::copy_of(&number, sizeof number));
+    return known->second;
   }
   ValueId sum_of(ValueId a, ValueId b) {
     Builder build(to_);
@@ -90,6 +112,7 @@ class SiteCopies {
   int tag_ = 0;
   std::vector<ValueId> of_;   // by value of `from_`: its copy for the site at hand
   std::vector<bool> shared_;  // by value of `from_`
+  std::map<std::pair<int64_t, ValueId>, ValueId> keys_;  // by site and key of the model
 };
 
 // Builds the step of the outer optimizer.

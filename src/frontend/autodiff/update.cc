@@ -39,24 +39,33 @@ class Update {
 
   void norm_and_clip() {
     std::vector<ValueId> squares;
+    std::vector<std::vector<ValueId>> of_sites(static_cast<size_t>(train_.sites));
     for (const Param& param : graph_.params) {
       if (!param.gradient.valid()) continue;
       squares.push_back(
           emit("SumSquares", param.name + ".grad_squares", param.scope, {param.gradient})[0]);
+      of_sites[site(param)].push_back(squares.back());
     }
     graph_.grad_norm = emit("GlobalNorm", "grad_norm", "", std::move(squares))[0];
     if (skips_nonfinite(train_)) skip_ = emit("NotFinite", "skipped", "", {graph_.grad_norm})[0];
     ValueId scale;
     if (loss_scale_.valid()) {
       scale = emit("LossScale", "step_loss_scale", "", {loss_scale_})[0];
-      graph_.grad_norm = emit("Div", "grad_norm_unscaled", "", {graph_.grad_norm, scale})[0];
+      graph_.grad_norm = unscaled(graph_.grad_norm, scale, "");
     }
-    if (train_.clip_norm) {
-      clip_ = emit("ClipFactor", "clip_factor", "", {graph_.grad_norm},
-                   {{"max_norm", *train_.clip_norm}})[0];
+    clips_.resize(of_sites.size());
+    if (!train_.clip_norm) {
+      if (scale.valid()) std::ranges::fill(clips_, emit("Reciprocal", "unscale", "", {scale})[0]);
+      return;
     }
-    if (scale.valid() && clip_.valid()) clip_ = emit("Div", "unscale", "", {clip_, scale})[0];
-    if (scale.valid() && !clip_.valid()) clip_ = emit("Reciprocal", "unscale", "", {scale})[0];
+    if (of_sites.size() == 1) return void(clips_[0] = clip_factor(graph_.grad_norm, scale, ""));
+    for (size_t k = 0; k < of_sites.size(); ++k) {
+      const std::string prefix = fmt::format("site.{}.", k);
+      if (of_sites[k].empty()) continue;  // in an evaluation sites have no parameters
+      ValueId norm = emit("GlobalNorm", prefix + "grad_norm", "", std::move(of_sites[k]))[0];
+      if (scale.valid()) norm = unscaled(norm, scale, prefix);
+      clips_[k] = clip_factor(norm, scale, prefix);
+    }
   }
 
   // A step that is skipped is no update, but random ops draw again in it.
@@ -86,7 +95,7 @@ class Update {
         if (setting.fills) graph_.value(states.back()).fill = settings.real(setting.key);
     }
     if (train_.ema) inputs.push_back(states.emplace_back(add_state(param.name + ".ema", type)));
-    inputs.insert(inputs.end(), {rate, clip_, count_});
+    inputs.insert(inputs.end(), {rate, clips_[site(param)], count_});
     if (skip_.valid()) inputs.push_back(skip_);
     Attrs attrs = attrs_of(def, settings, spec.count, group.weight_decay);
     if (def.of_shape) {
@@ -120,25 +129,57 @@ class Update {
   }
 
  private:
-  // Sums the mean over the sites: each computes its own share.
-  void sum_losses() {
-    std::vector<ValueId> losses;
+  size_t site(const Param& param) const {
+    const auto own = train_.sites > 1 ? site_of(param.name) : std::nullopt;
+    return own ? static_cast<size_t>(own->first) : 0;
+  }
+  ValueId unscaled(ValueId norm, ValueId scale, const std::string& prefix) {
+    return emit("Div", prefix + "grad_norm_unscaled", "", {norm, scale})[0];
+  }
+  // Returns the factor of gradients that have this norm once they are scaled back.
+  ValueId clip_factor(ValueId norm, ValueId scale, const std::string& prefix) {
+    const ValueId clip = emit("ClipFactor", prefix + "clip_factor", "", {norm},
+                              {{"max_norm", *train_.clip_norm}})[0];
+    return scale.valid() ? emit("Div", prefix + "unscale", "", {clip, scale})[0] : clip;
+  }
+  // Returns by site what a sum over the sites adds up.
+  std::vector<ValueId> at_sites(ValueId sum) const {
+    std::vector<ValueId> terms;
     for (int64_t site = train_.sites; site > 1; --site) {
-      const Node& add = graph_.node(graph_.value(graph_.loss).producer);
-      losses.push_back(add.inputs[1]);
-      graph_.loss = add.inputs[0];
+      const Node& add = graph_.node(graph_.value(sum).producer);
+      terms.push_back(add.inputs[1]);
+      sum = add.inputs[0];
     }
-    losses.push_back(graph_.loss);
-    std::reverse(losses.begin(), losses.end());
-    for (ValueId& loss : losses) {
+    terms.push_back(sum);
+    std::reverse(terms.begin(), terms.end());
+    return terms;
+  }
+  // Sums the mean over the sites, where each computes its own share: by the weights of their
+  // samples, if an evaluation has such.
+  void sum_losses() {
+    std::vector<ValueId> losses = at_sites(graph_.loss), weights;
+    if (graph_.weight.valid()) weights = at_sites(graph_.weight);
+    for (size_t k = 0; k < losses.size(); ++k) {
+      ValueId& loss = losses[k];
       Builder build(graph_);
       build.tags = graph_.node(graph_.value(loss).producer).tags;
       build.scope = graph_.node(graph_.value(loss).producer).scope;
       if (info(build.type(loss).dtype).bytes < 4) loss = build.cast(loss, DType::kF32);
-      const double share = 1 / static_cast<double>(train_.sites);
-      loss = build.mul(loss, build.scalar(share, build.type(loss).dtype));
+      const DType type = build.type(loss).dtype;
+      const ValueId share = weights.empty()
+                                ? build.scalar(1 / static_cast<double>(train_.sites), type)
+                                : build.reshape(build.cast(weights[k], type), {});
+      loss = build.mul(loss, share);
     }
     graph_.loss = emit("StepSum", "step_loss", "", std::move(losses))[0];
+    if (weights.empty()) return;
+    graph_.weight = emit("StepSum", "step_weight", "", std::move(weights))[0];
+    const auto exact = [&](ValueId sum, const char* name) {
+      return emit("Cast", name, "", {sum}, {{"to", "f64"}})[0];
+    };
+    graph_.loss =
+        emit("Div", "step_mean", "",
+             {exact(graph_.loss, "step_loss_f64"), exact(graph_.weight, "step_weight_f64")})[0];
   }
   std::vector<ValueId> emit(std::string_view op, std::string name, std::string scope,
                             std::vector<ValueId> inputs, Attrs attrs = {}) {
@@ -174,8 +215,8 @@ class Update {
     const auto set = [&](ValueId of, ValueId next) {
       graph_.updates.push_back({of, next, param.value});
     };
-    return def.direction(build, {param.value, param.gradient, rate, clip_, count_, skip_, settings,
-                                 is_stack, state, set});
+    return def.direction(build, {param.value, param.gradient, rate, clips_[site(param)], count_,
+                                 skip_, settings, is_stack, state, set});
   }
 
   ValueId learning_rate(const ParamGroup& group) {
@@ -204,7 +245,8 @@ class Update {
   Graph& graph_;
   const TrainSpec& train_;
   const ValueId loss_scale_;
-  ValueId clip_, skip_, count_;  // factor of the gradients; whether, and how often, it is done
+  ValueId skip_, count_;        // whether, and how often, an update is done
+  std::vector<ValueId> clips_;  // by site: the factor of its gradients
   std::map<std::pair<double, std::string>, ValueId> rates_;  // by lr and formula
 };
 

@@ -222,6 +222,7 @@ class EffectsWalk : public BufferWalk<uint64_t> {
     }
     values_.squared.clear();
     if (effects_.normed.empty()) effects_.normed = values_.normed;
+    values_.normed.clear();
     if (known_ && !effects_.strange.valid() && section_.at(place).pass != TaskPass::kU)
       look(place, step, known->second);
     return known->second;

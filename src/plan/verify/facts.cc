@@ -1,5 +1,6 @@
 // Computes facts of roles and programs that the rules often ask.
 #include <algorithm>
+#include <charconv>
 
 #include "model.h"
 #include "piper/plan/access.h"
@@ -12,14 +13,30 @@ namespace {
 // statistics of running statistics.
 constexpr std::string_view kGradient = ".grad", kStatistic = ".batch";
 
-// Returns NAME of "site.K.NAME"; empty: it is another name.
-std::string_view outer_name(std::string_view name) {
+// Returns NAME of "site.K.NAME", and sets `site`; empty: it is another name.
+std::string_view outer_name(std::string_view name, int32_t* site = nullptr) {
   constexpr std::string_view kSite = "site.";
   if (!name.starts_with(kSite)) return {};
   name.remove_prefix(kSite.size());
   const size_t digits = name.find_first_not_of("0123456789");
-  return digits == 0 || digits == name.npos || name[digits] != '.' ? std::string_view()
-                                                                   : name.substr(digits + 1);
+  constexpr size_t kMostDigits = 7;
+  if (digits == 0 || digits > kMostDigits || name[digits] != '.') return {};
+  if (site != nullptr) std::from_chars(name.data(), name.data() + digits, *site);
+  return name.substr(digits + 1);
+}
+
+// Finds of which site each gradient is, where there are several.
+void find_sites(Model& model) {
+  model.site_of.assign(model.targets.size(), -1);
+  bool several = false;
+  int32_t first = -1;
+  for (int32_t t = 0; t < static_cast<int32_t>(model.targets.size()); ++t) {
+    int32_t& site = model.site_of[t];
+    if (!model.is_gradient[t] || outer_name(model.targets[t], &site).empty()) continue;
+    if (first < 0) first = site;
+    several = several || site != first;
+  }
+  if (!several) model.site_of.assign(model.targets.size(), -1);
 }
 
 // Returns the facts of a role that do not depend on other roles.
@@ -132,6 +149,7 @@ Status find_facts(const PlanSet& set, Model& model) {
     if (param >= 0 && (model.is_gradient[t] || model.gradient_of[param] < 0))
       model.gradient_of[param] = t;
   }
+  find_sites(model);
   // In an outer update a site's parameter becomes what the outer one becomes.
   for (int32_t p = 0; p < static_cast<int32_t>(model.params.size()); ++p) {
     if (model.gradient_of[p] >= 0) continue;

@@ -98,6 +98,7 @@ struct Model {
   std::vector<int32_t> gradient_of;  // by parameter: its gradient, or the statistic of the batch
                                      // that it follows, or -1
   std::vector<bool> is_gradient;     // by sum
+  std::vector<int32_t> site_of;      // by sum: of gradients of several sites, which; else -1
   std::vector<int32_t> uses;         // by sum: the largest number that a role states
   std::vector<int32_t> norm_order;   // gradients, in the order in which one device sums squares
   std::map<std::string, int32_t> shown;  // sums that one device reports, by report; if known

@@ -120,7 +120,7 @@ class StepScalars::Values {
     if (param < 0) return;
     const std::string shown = buffer_name(param);
     const int32_t id = of_.known_of_(place_, one_.args[param]).param;
-    of_.check_update(place_, shown, states, inputs);
+    of_.check_update(place_, shown, id, states, inputs);
     if (id < 0) return add("{} updates '{}', which is no parameter", shown);
     if (!written_.insert(param).second) return add("{} writes '{}' twice", shown);
     updated_.insert(param);
@@ -179,6 +179,9 @@ class StepScalars::Values {
         of_.model_.targets.size();  // a vector has no more elements than there are sums
     if (auto known = moved(op, program_, terms, most))
       return {.kind = kTerms, .terms = *std::move(known)};
+    if (op.op == "Div" && terms.size() == 2 && terms[0] && terms[1] && terms[0]->size() == 1 &&
+        terms[1]->size() == 1)
+      return {.kind = kMean, .terms = {terms[0]->front(), terms[1]->front()}};
     Number made = of_.made_by(place_, op, inputs, output);
     return made.kind == kNone ? direction(inputs) : made;
   }
@@ -268,11 +271,26 @@ Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
     all.insert(all.end(), input->terms.begin(), input->terms.end());
   }
   count_followed(all);
-  if (const std::string wrong = wrong_squares(all); !wrong.empty()) {
+  const int32_t site = site_of(all);
+  if (const std::string wrong = wrong_squares(all, site); !wrong.empty()) {
     findings_.add("update", "{} takes a norm in which {}", name(place), wrong);
     return {};
   }
-  return {.kind = kNorm, .symbol = join_symbols(symbol_of("GlobalNorm"), symbol_of(all))};
+  Number norm{.kind = kNorm, .symbol = join_symbols(symbol_of("GlobalNorm"), symbol_of(all))};
+  norm.site = site;
+  return norm;
+}
+
+// Returns of which site all of the squares are; -1: of several, or of gradients without sites.
+int32_t StepScalars::site_of(const Terms& terms) const {
+  int32_t site = -1;
+  for (const Term& term : terms) {
+    if (term.is_zero()) continue;
+    const int32_t own = term.target < 0 ? -1 : model_.site_of[term.target];
+    if (own < 0 || (site >= 0 && own != site)) return -1;
+    site = own;
+  }
+  return site;
 }
 
 // Counts runs along axes that rule layout follows, too, if only then all gradients are in equally
@@ -299,7 +317,8 @@ void StepScalars::count_followed(Terms& terms) const {
   }
 }
 
-std::string StepScalars::wrong_squares(const Terms& terms) const {
+// `site`: only gradients of this one are meant; -1: all.
+std::string StepScalars::wrong_squares(const Terms& terms, int32_t site) const {
   const auto shown = [&](int32_t target) { return quote_control(model_.targets[target]); };
   std::vector<int64_t> times(model_.targets.size());
   std::vector<size_t> place(model_.targets.size());  // by sum: the position of its last squares
@@ -319,13 +338,14 @@ std::string StepScalars::wrong_squares(const Terms& terms) const {
     times[term.target] += term.times;
   }
   for (int32_t t = 0; t < static_cast<int32_t>(times.size()); ++t) {
-    if (!model_.is_gradient[t] || times[t] == 1) continue;
+    const bool is_meant = site < 0 || model_.site_of[t] == site;
+    if (!model_.is_gradient[t] || times[t] == (is_meant ? 1 : 0)) continue;
     if (times[t] == 0) return fmt::format("'{}' is missing", shown(t));
     return fmt::format("'{}' is included {} times", shown(t), times[t]);
   }
   for (size_t i = 1; i < model_.norm_order.size(); ++i) {
     const int32_t before = model_.norm_order[i - 1], t = model_.norm_order[i];
-    if (place[t] < place[before])
+    if (times[t] > 0 && place[t] < place[before])
       return fmt::format("'{}' comes before '{}', unlike on one device", shown(t), shown(before));
   }
   return "";
@@ -350,14 +370,23 @@ Number StepScalars::made_by(Spot place, const ProgramOp& op, std::span<const Num
     if (input->kind == kState) of_step_.insert(input->symbol);
   Number made{.kind = rule->makes,
               .symbol = join_symbols(symbol_of(op.op), symbol_of(print_attrs(op.attrs)))};
-  for (const Number* input : inputs) made.symbol = join_symbols(made.symbol, input->symbol);
+  for (const Number* input : inputs) {
+    made.symbol = join_symbols(made.symbol, input->symbol);
+    made.site = std::max(made.site, input->site);
+    made.clips = made.clips || input->clips;
+  }
   made.symbol = join_symbols(made.symbol, output);
   made.of = inputs[0]->symbol;
-  if (made.kind == kClip) clipped_.emplace(section_.training_step(place), inputs[0]->symbol);
+  if (made.kind == kSkip && made.site >= 0)
+    findings_.add("update", "{} lets all sites skip a step by the norm of one", name(place));
+  if (made.kind == kClip) {
+    made.clips = true;
+    clipped_.emplace(std::pair(section_.training_step(place), made.site), inputs[0]->symbol);
+  }
   return made;
 }
 
-void StepScalars::check_update(Spot place, const std::string& shown, size_t states,
+void StepScalars::check_update(Spot place, const std::string& shown, int32_t param, size_t states,
                                std::span<const Number* const> inputs) {
   const size_t at = 2 + states;
   const auto kind = [&](size_t i) {
@@ -376,19 +405,25 @@ void StepScalars::check_update(Spot place, const std::string& shown, size_t stat
                          wrong_rate     ? "learning rate"
                          : wrong_factor ? "factor of the gradients"
                                         : "word whether the step is skipped");
+  const int32_t gradient = param < 0 ? -1 : model_.gradient_of[param],
+                site = gradient < 0 ? -1 : model_.site_of[gradient];
+  const std::string here = fmt::format("'{}' on {}", shown, model_.who(place.cell));
+  const bool clips = given(at + 1) && inputs[at + 1]->clips;
+  if (clips && inputs[at + 1]->site != site)
+    return findings_.add("update", "{} clips '{}' by the norm of another site", name(place), shown);
   const std::pair<std::string_view, size_t> common[] = {
       {"factor of the gradients", at + 1},
       {"count of updates", at + 2},
       {"word whether the step is skipped", at + 3}};
   for (const auto& [what, i] : common) {
     const uint64_t symbol = given(i) ? inputs[i]->symbol : 0;
-    const std::string here = fmt::format("'{}' on {}", shown, model_.who(place.cell));
-    const auto& [first, known] =
-        factors_.try_emplace({section_.training_step(place), what}, here, symbol).first->second;
+    const std::tuple key(section_.training_step(place), what, i == at + 1 ? site : -1);
+    const auto& [first, known] = factors_.try_emplace(key, here, symbol).first->second;
     if (known != symbol)
       return findings_.add("update", "{} updates '{}' with another {} than that of {}", name(place),
                            shown, what, first);
   }
+  if (!clips) unclipped_.try_emplace(section_.training_step(place), here);
 }
 
 }  // namespace piper

@@ -28,6 +28,7 @@ enum class NumberKind : uint8_t {
   kScale,         // loss scale
   kRate,          // learning rate
   kSkip,          // whether the step is skipped
+  kMean,          // a sum over the step by another one
 };
 
 struct Number {
@@ -41,6 +42,8 @@ struct Number {
   DType exact = DType::kF64;  // kGradient: a type that represents it exactly
   int32_t step = -1;          // in which it was computed; -1: before all steps
   int32_t version = 0;        // kMoment: the number of updates so far
+  int32_t site = -1;          // of whose gradients only a norm is, and what is made of it
+  bool clips = false;         // kClip, kFactor: a norm is in it
 };
 
 class StepScalars : public BufferWalk<Number> {
@@ -80,7 +83,7 @@ class StepScalars : public BufferWalk<Number> {
   Number norm_of(Spot place, std::span<const Number* const> inputs);
   Number made_by(Spot place, const ProgramOp& op, std::span<const Number* const> inputs,
                  size_t output);
-  void check_update(Spot place, const std::string& shown, size_t states,
+  void check_update(Spot place, const std::string& shown, int32_t param, size_t states,
                     std::span<const Number* const> inputs);
   // Checks that an optimizer state belongs to one parameter, and is always the same one of its
   // states.
@@ -93,7 +96,8 @@ class StepScalars : public BufferWalk<Number> {
   bool holds(Spot place) const;
   // Returns how the squares differ from those of all gradients; empty: they do not.
   void count_followed(Terms& terms) const;
-  std::string wrong_squares(const Terms& terms) const;
+  std::string wrong_squares(const Terms& terms, int32_t site) const;
+  int32_t site_of(const Terms& terms) const;
 
   const Model& model_;
   Findings& findings_;
@@ -103,15 +107,19 @@ class StepScalars : public BufferWalk<Number> {
   std::unordered_map<const Program*, bool> concerned_;
   bool scales_ = false;  // some program reads a loss scale: gradients are divided by it
 
-  // By training step and name: where the first such number was found, and its symbol.
-  using Firsts = std::map<std::pair<int32_t, std::string_view>, std::pair<std::string, uint64_t>>;
+  // By training step, name and site: where the first such number was found, and its symbol.
+  using Firsts =
+      std::map<std::tuple<int32_t, std::string_view, int32_t>, std::pair<std::string, uint64_t>>;
   Firsts factors_, reports_;
   // By the symbol of an optimizer's state: its parameter, and which of the states it is.
   std::unordered_map<uint64_t, std::pair<int32_t, size_t>> state_of_;
   // Symbols of states that ops of the step read as its numbers. Other scalar states are those of
   // scalar parameters.
   std::unordered_set<uint64_t> of_step_;
-  std::map<int32_t, uint64_t> clipped_;  // by training step: the norm that ClipFactor reads
+  // By training step and site: the norm that ClipFactor reads. By training step: what is updated
+  // without one.
+  std::map<std::pair<int32_t, int32_t>, uint64_t> clipped_;
+  std::map<int32_t, std::string> unclipped_;
 };
 
 }  // namespace piper

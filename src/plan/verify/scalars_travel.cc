@@ -71,15 +71,19 @@ Number StepScalars::reduced(std::span<const Spot> members, size_t arg) const {
 // step, and the norm is the one by which gradients are clipped.
 bool StepScalars::is_known_as(std::string_view name, int32_t step, const Number& number) const {
   if (number.kind != kNone && number.step >= 0 && number.step != step) return false;
-  if (is_shown_sum(name)) {
-    const Term sum = number.kind == kTerms && number.terms.size() == 1 ? number.terms[0] : Term();
-    const auto shown = model_.shown.find(std::string(name));
+  const auto is_shown = [&](std::string_view as, const Term& sum) {
+    const auto shown = model_.shown.find(std::string(as));
     const bool other = shown != model_.shown.end() && sum.target != shown->second;
     return sum.target >= 0 && !model_.is_gradient[sum.target] && !other && sum.times == 1;
-  }
+  };
+  if (name == "loss" && number.kind == kMean)
+    return is_shown("loss", number.terms[0]) && is_shown("weight", number.terms[1]) &&
+           number.terms[0].target != number.terms[1].target;
+  if (is_shown_sum(name))
+    return number.kind == kTerms && number.terms.size() == 1 && is_shown(name, number.terms[0]);
   if (name == "grad_norm") {
-    const auto clipped = clipped_.find(step);
-    return (number.kind == kNorm || number.kind == kUnscaledNorm) &&
+    const auto clipped = clipped_.find({step, -1});
+    return (number.kind == kNorm || number.kind == kUnscaledNorm) && number.site < 0 &&
            (clipped == clipped_.end() || clipped->second == number.symbol);
   }
   if (name == "learning_rate") return number.kind == kRate;
@@ -93,20 +97,19 @@ void StepScalars::check_report(int32_t cell, const std::string& name, int32_t st
     return findings_.add("update", "{} reports something else as '{}'", model_.who(cell),
                          quote_control(name));
   if (number.kind == kNone) return;
-  const uint64_t symbol = number.kind == kTerms ? symbol_of(number.terms) : number.symbol;
+  const uint64_t symbol = number.terms.empty() ? number.symbol : symbol_of(number.terms);
   const auto& [first, known] =
-      reports_.try_emplace({step, name}, model_.who(cell), symbol).first->second;
+      reports_.try_emplace({step, name, -1}, model_.who(cell), symbol).first->second;
   if (known != symbol)
     findings_.add("update", "{} reports '{}', which is another number than on {}", model_.who(cell),
                   quote_control(name), first);
 }
 
 void StepScalars::check_end() {
-  for (const auto& [step, norm] : clipped_)
-    if (const auto factor = factors_.find({step, "factor of the gradients"});
-        factor != factors_.end() && factor->second.second == 0)
+  for (const auto& [of, norm] : clipped_)
+    if (const auto without = unclipped_.find(of.first); without != unclipped_.end())
       findings_.add("update", "{} is updated without the factor that clips gradients",
-                    factor->second.first);
+                    without->second);
   std::map<std::string_view, std::pair<int32_t, uint64_t>>
       known;  // by name of a state: cell and symbol
   for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)

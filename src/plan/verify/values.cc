@@ -165,10 +165,11 @@ class Run {
     return made;
   }
   uint64_t norm(const ProgramOp& op) {
-    values_.normed.clear();
+    std::vector<uint64_t> own;
     for (const int32_t input : op.inputs)
       if (const auto known = values_.squares.find(load(input)); known != values_.squares.end())
-        values_.normed.push_back(known->second);
+        own.push_back(known->second);
+    if (own.size() > values_.normed.size()) values_.normed = std::move(own);
     return values_.norm;
   }
   std::vector<uint64_t> made_of(const ProgramOp& op, const Attrs& attrs,

@@ -58,8 +58,8 @@ class Values {
                    std::string_view to);  // a cast, unless the symbol is one already
 
   // Values of which programs have computed squares since this was last cleared; those whose squares
-  // the last norm adds, if it reads each of them; and the symbol of that norm. Rule update proves
-  // that it is the norm of all gradients.
+  // the largest norm adds, if it reads each of them; and the symbol of a norm. Rule update proves
+  // of which gradients each is the norm.
   std::vector<uint64_t> squared, normed;
   uint64_t norm = 0;
   std::unordered_set<uint64_t>* made = nullptr;  // if set, gets the symbols of all results

@@ -144,11 +144,12 @@ WholeRun::Made WholeRun::results(const ProgramOp& op) {
 }
 
 WholeRun::Made WholeRun::norm(const ProgramOp& op) {
-  values_.normed.clear();
+  std::vector<uint64_t> own;
   for (size_t i = 0; i < op.inputs.size(); ++i)
     if (const auto known = values_.squares.find(operand(op, i).symbol);
         known != values_.squares.end())
-      values_.normed.push_back(known->second);
+      own.push_back(known->second);
+  if (own.size() > values_.normed.size()) values_.normed = std::move(own);
   return {values_.norm};
 }
 

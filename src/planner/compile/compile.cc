@@ -55,13 +55,6 @@ Status check_devices(const CompileOptions& options, const Cut& cut) {
   return options.devices ? options.devices->check_world(ranks_of(mesh_of(cut.mesh))) : ok_status();
 }
 
-Status check_job(const CompileOptions& options, const LocalSteps& local) {
-  if (options.evaluation) return fail(local.at, "not supported: --eval beside local_steps");
-  if (options.target != "cpu")
-    return fail(local.at, "not supported: local_steps on the target '{}'", options.target);
-  return ok_status();
-}
-
 Result<Graph> annotated(Graph graph, const Strategy& strategy, const Variables& variables,
                         const JobCosts& costs, Explanations& explain) {
   PIPER_ASSIGN(graph,
@@ -90,8 +83,7 @@ void seed_kept(const Graph& graph, const Making& of_evaluation, AxisCut& cut) {
 std::vector<AxisCut> cuts_of_outer(const Graph& graph, const Making& making) {
   std::vector<AxisCut> cuts;
   for (const Param& param : graph.params) {
-    const std::string name = site_of(param.name) ? param.name : "site.0." + param.name;
-    const auto lies = making.lie.find(name);
+    const auto lies = making.lie.find(param.name);
     if (lies == making.lie.end()) continue;
     for (const AxisLayout& one : lies->second) {
       auto cut = std::ranges::find(cuts, one.axis, &AxisCut::axis);
@@ -111,8 +103,11 @@ std::vector<AxisCut> cuts_of_outer(const Graph& graph, const Making& making) {
 
 void note_kept(const Graph& graph, Making& of_step) {
   for (const Param& param : graph.params)
-    if (graph.value(param.value).unpadded.empty())  // else the strategy says where it is cut
+    if (graph.value(param.value).unpadded.empty()) {  // else the strategy says where it is cut
       of_step.lie[param.name] = graph.value(param.value).over;
+      if (const auto site = site_of(param.name); site && of_step.outer != nullptr)
+        of_step.lie[site->second] = graph.value(param.value).over;  // the outer one lies likewise
+    }
 }
 
 // Cuts over one axis after the other: what one cuts is what those before it left to a rank.
@@ -409,11 +404,11 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   }
   const auto to_plans = [&]() -> Result<Lowered> {
     PIPER_ASSIGN(Lowered made, located(lower(scheduled.dag, scheduled.schedule), strategy));
-    if (making.evaluation != nullptr) {
+    if (making.outer != nullptr) PIPER_TRY(add_local_steps(cut, making, made));
+    if (making.evaluation != nullptr) {  // of the outer parameters, if there are such
       PIPER_ASSIGN(Lowered forward, lower_section(*making.evaluation, cut, making, false));
       PIPER_TRY(add_evaluation(made, std::move(forward)));
     }
-    if (making.outer != nullptr) PIPER_TRY(add_local_steps(cut, making, made));
     PIPER_TRY(state_needs(made.roles, options.target));
     return made;
   };
@@ -462,7 +457,6 @@ Result<Compiled> compile(const CompileOptions& options) {
   compiled.rampup = strategy.rampup;
   PIPER_ASSIGN(const Strategy written, join_axes(std::move(strategy), compiled.explanations));
   PIPER_ASSIGN(strategy, place_sites(written));
-  if (!strategy.local_steps.empty()) PIPER_TRY(check_job(options, strategy.local_steps[0]));
   const auto read_model = [&] {
     return import_onnx(options.model, import_options(strategy, options));
   };

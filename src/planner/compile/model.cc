@@ -2,6 +2,7 @@
 #include "model.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "piper/frontend/autodiff.h"
 #include "piper/frontend/patterns.h"
@@ -168,7 +169,15 @@ Result<Graph> evaluation_step(Graph forward, const Strategy& strategy, Explanati
           : "their samples";
   out.push_back(
       {SourceSpan{strategy.path}, "evaluation", {"a batch counts in the loss of a set by " + by}});
-  PIPER_ASSIGN(Differentiated step, differentiate(std::move(forward), strategy.train));
+  TrainSpec train = strategy.train;
+  train.sites = sites_of(strategy);
+  if (!strategy.local_steps.empty()) {  // all sites read the outer parameters, as what is frozen
+    std::vector<bool> frozen;
+    for (Param& param : forward.params) frozen.push_back(std::exchange(param.frozen, true));
+    forward = copy_for_sites(forward, train.sites, strategy.local_steps[0].over);
+    for (size_t p = 0; p < frozen.size(); ++p) forward.params[p].frozen = frozen[p];
+  }
+  PIPER_ASSIGN(Differentiated step, differentiate(std::move(forward), train));
   PIPER_ASSIGN(Recognised found, recognise(std::move(step.graph)));
   return accumulate_in_halves(std::move(found.graph), strategy.precisions);
 }

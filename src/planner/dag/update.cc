@@ -17,10 +17,22 @@ Builder update_builder(Graph& graph, const std::string& prefix) {
   return build;
 }
 
-const Node* norm_node(const Graph& graph) {
-  const auto norm = std::find_if(graph.nodes.begin(), graph.nodes.end(),
-                                 [](const Node& node) { return node.op == "GlobalNorm"; });
-  return norm == graph.nodes.end() ? nullptr : &*norm;
+// Describes the norms of a step: of all gradients, and of some of them.
+struct Norms {
+  std::vector<ValueId> made;     // the norms
+  std::vector<ValueId> squares;  // what they add, each once
+  std::map<ValueId, size_t> at;  // by number of `squares`: where it stands
+};
+Norms norms_of(const Graph& graph) {
+  Norms norms;
+  for (const Node& node : graph.nodes) {
+    if (node.op != "GlobalNorm") continue;
+    norms.made.push_back(node.outputs[0]);
+    for (const ValueId number : node.inputs)
+      if (norms.at.try_emplace(number, norms.squares.size()).second)
+        norms.squares.push_back(number);
+  }
+  return norms;
 }
 
 // Returns the node that makes a number of the norm. Numbers that are summed over axes are so as one
@@ -64,6 +76,23 @@ std::vector<int32_t> cut_over(const Value& value) {
   for (const AxisLayout& lies : value.over)
     if (lies.layout.kind == LayoutKind::kSharded) axes.push_back(lies.axis);
   return axes;
+}
+
+// Returns the sums that loss and weight are, or are made of: those of the loss first.
+std::vector<ValueId> shown_sums(const Graph& graph) {
+  std::vector<ValueId> sums;
+  const auto visit = [&](ValueId value, const auto& self) -> void {
+    if (!value.valid()) return;
+    const NodeId producer = graph.value(value).producer;
+    if (!producer.valid()) return;
+    if (!is_step_sum(graph.node(producer)))
+      for (const ValueId input : graph.node(producer).inputs) self(input, self);
+    else if (std::ranges::count(sums, value) == 0)
+      sums.push_back(value);
+  };
+  visit(graph.loss, visit);
+  visit(graph.weight, visit);
+  return sums;
 }
 
 ValueId element(Builder& build, ValueId vector, size_t at) {
@@ -120,11 +149,11 @@ Chunk chunk_of_new_nodes(const Dag& dag, size_t first, int32_t cell, std::string
 
 void square_by_runs(Dag& dag) {
   Graph& graph = dag.graph;
-  const Node* norm = norm_node(graph);
-  if (!norm) return;
+  const Norms norms = norms_of(graph);
+  if (norms.made.empty()) return;
   std::map<ValueId, const Sum*> sums;
   for (const Sum& sum : dag.sums) sums.emplace(sum.value, &sum);
-  std::vector<ValueId> squares = norm->inputs, sources;
+  std::vector<ValueId> squares = norms.squares, sources;
   const auto sum_of = [&](ValueId number) {
     return sums.at(put_together_of(graph, squares_of(graph, number).inputs[0]));
   };
@@ -143,44 +172,49 @@ void square_by_runs(Dag& dag) {
   Builder build = update_builder(graph, "squares/");
   sum_over_axes(build, graph, sources, squares);
   for (Node& node : graph.nodes)
-    if (node.op == "GlobalNorm") node.inputs = squares;
+    if (node.op == "GlobalNorm")
+      for (ValueId& number : node.inputs) number = squares[norms.at.at(number)];
 }
 
 ScalarVector scalar_vector(Dag& dag) {
   Graph& graph = dag.graph;
   ScalarVector scalars;
-  ValueId whole_norm;
-  if (const Node* norm = norm_node(graph)) {
-    whole_norm = norm->outputs[0];
-    for (ValueId number : norm->inputs) {
-      const Node& node = squares_of(graph, number);
-      scalars.sources.push_back(node.inputs[0]);
-      scalars.squares.push_back(node.attrs);
-    }
+  const Norms norms = norms_of(graph);
+  for (const ValueId number : norms.squares) {
+    const Node& node = squares_of(graph, number);
+    scalars.sources.push_back(node.inputs[0]);
+    scalars.squares.push_back(node.attrs);
   }
   const auto squares = static_cast<int64_t>(scalars.sources.size());
-  if (graph.loss.valid()) scalars.sources.push_back(graph.loss);
-  if (graph.weight.valid()) scalars.sources.push_back(graph.weight);
+  const std::vector<ValueId> shown = shown_sums(graph);
+  scalars.sources.insert(scalars.sources.end(), shown.begin(), shown.end());
   const int64_t count = std::ssize(scalars.sources);
   scalars.shared = graph.add_value({.name = "step_scalars", .type = {DType::kF64, {count}}});
 
   Builder build = update_builder(graph, "step_scalars/");
-  if (whole_norm.valid()) {
+  for (const ValueId made : norms.made) {
+    const std::vector<ValueId> inputs = graph.node(graph.value(made).producer).inputs;
+    const auto first = static_cast<int64_t>(norms.at.at(inputs[0])), count = std::ssize(inputs);
+    PIPER_CHECK(norms.at.at(inputs.back()) == static_cast<size_t>(first + count - 1),
+                "a norm is of gradients that stand apart");
     const ValueId all = build.op1("Slice", {scalars.shared},
-                                  {{"starts", std::vector<int64_t>{0}},
-                                   {"ends", std::vector<int64_t>{squares}},
+                                  {{"starts", std::vector<int64_t>{first}},
+                                   {"ends", std::vector<int64_t>{first + count}},
                                    {"steps", std::vector<int64_t>{1}}});
     const ValueId norm = build.op1("GlobalNorm", {all});
     for (Node& node : graph.nodes)
-      if (node.pass == Pass::kU)
-        std::replace(node.inputs.begin(), node.inputs.end(), whole_norm, norm);
-    if (graph.grad_norm == whole_norm) graph.grad_norm = norm;
+      if (node.pass == Pass::kU) std::replace(node.inputs.begin(), node.inputs.end(), made, norm);
+    if (graph.grad_norm == made) graph.grad_norm = norm;
   }
-  if (graph.loss.valid())
-    graph.loss = build.reshape(element(build, scalars.shared, static_cast<size_t>(squares)), {});
-  if (graph.weight.valid())
-    graph.weight =
-        build.reshape(element(build, scalars.shared, static_cast<size_t>(squares) + 1), {});
+  for (size_t i = 0; i < shown.size(); ++i) {
+    const auto at = static_cast<size_t>(squares) + i;
+    const ValueId sum = build.reshape(element(build, scalars.shared, at), {});
+    for (Node& node : graph.nodes)
+      if (node.pass == Pass::kU && !is_step_sum(node))
+        std::replace(node.inputs.begin(), node.inputs.end(), shown[i], sum);
+    for (ValueId* of : {&graph.loss, &graph.weight})
+      if (*of == shown[i]) *of = sum;
+  }
   return scalars;
 }
 

@@ -15,9 +15,6 @@ Error not_supported(const SourceSpan& at, std::string_view what) {
 Status check_training(const Strategy& strategy) {
   const TrainSpec& train = strategy.train;
   const SourceSpan& at = strategy.local_steps[0].at;
-  if (train.clip_norm) return not_supported(at, "train.clip_norm");
-  if (train.skip_nonfinite) return not_supported(at, "train.skip_nonfinite");
-  if (train.loss_scale) return not_supported(train.loss_scale->at, "a loss scale");
   if (train.ema) return not_supported(at, "train.ema");
   if (!strategy.rampup.empty()) return not_supported(strategy.rampup_at, "rampup");
   if (strategy.weight_versions != 1)
@@ -87,9 +84,6 @@ Status check_tag(const Strategy& strategy, const std::string& tag) {
 }
 
 Status check_graph_of(const Graph& forward, const LocalSteps& local) {
-  for (const Node& node : forward.nodes)
-    if (const OpDef* def = find_op(node.op); def != nullptr && def->draws >= 0)
-      return not_supported(local.at, "a model that draws random numbers");
   if (!forward.updates.empty())
     return not_supported(local.at, "a model that keeps running statistics");
   return ok_status();

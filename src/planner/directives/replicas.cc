@@ -34,6 +34,7 @@ class Chooser {
       const std::string& name = graph_.params[p].name;
       PIPER_TRY(check_nested(lines, fmt::format(" of '{}'", quote_control(name))));
       cut_.rounds_of[name] = rounds_of(lines);
+      if (const auto site = site_of(name)) cut_.lines_of[site->second] = lines;  // in an evaluation
       cut_.lines_of[name] = std::move(lines);
     }
     return ok_status();

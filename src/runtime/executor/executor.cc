@@ -203,6 +203,16 @@ double read_report(State& state, const Report& report, size_t i, size_t parity) 
   return read_scalar(state.type(report.buffer).dtype, at);
 }
 
+// Runs the outer update if the step is followed by one. Queues have it before the next step; what
+// runs at once has the memory of reports, which are read before.
+Status update_outer(State& state, int64_t step) {
+  const int64_t every = state.role->outer_every;
+  if (every == 0 || (step + 1) % every != 0) return ok_status();
+  PIPER_TRY(start_section(state, state.outer, step, false));
+  skip_section(state);
+  return ok_status();
+}
+
 }  // namespace
 
 Executor::Executor(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -228,7 +238,8 @@ Status Executor::start_step(int64_t step, bool last) {
     std::memcpy(before.data(), state.at(buffer), static_cast<size_t>(state.type(buffer).bytes()));
   const NvtxScope range =
       state.tool ? NvtxScope(*state.tool, Nvtx::numbered(state.step_range, step + 1)) : NvtxScope();
-  return start_section(state, ends ? state.epilogue : state.body, step, true);
+  PIPER_TRY(start_section(state, ends ? state.epilogue : state.body, step, true));
+  return state.backend.is_asynchronous() ? update_outer(state, step) : ok_status();
 }
 
 Status Executor::finish_step(int64_t step) {
@@ -244,11 +255,7 @@ Status Executor::finish_step(int64_t step) {
     const Report& report = state.role->reports[i];
     state.reports[i] = read_report(state, report, i, parity);
   }
-  const int64_t every = state.role->outer_every;
-  if (every == 0 || (step + 1) % every != 0) return ok_status();
-  PIPER_TRY(start_section(state, state.outer, step, false));
-  skip_section(state);
-  return ok_status();
+  return state.backend.is_asynchronous() ? ok_status() : update_outer(state, step);
 }
 
 Status Executor::start_evaluation(const BatchSource& data, int64_t batch) {

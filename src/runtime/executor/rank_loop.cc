@@ -147,7 +147,7 @@ class Steps {
       : run_(run),
         overlap_(run.executor.role().steps_ahead > 0),
         late_(run.executor.is_asynchronous() && !compares(run)),
-        guard_(run.options, run.between, !overlap_, late_),
+        guard_(run.options, run.between, !overlap_ && run.executor.role().outer_every == 0, late_),
         begun_(run.options.first_step),
         ended_(begun_) {
     // Only ranks that all meet between steps can compare their times.
