@@ -20,7 +20,7 @@ from contextlib import nullcontext
 
 import torch
 from exporter.check import compare_with_pytorch
-from exporter.errors import NotExported
+from exporter.errors import NotExported, first_line
 from exporter.model import Export
 from exporter.programs import find_programs
 from exporter.weightless import without_values
@@ -54,6 +54,10 @@ def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, ba
         if tools:
             log(compare_with_pytorch(job, pathlib.Path(path), tools))
         return listed
+    except NotExported:
+        raise
+    except Exception as error:  # PyTorch, its exporters and what forward calls have many classes of them
+        raise NotExported(f"{type(module).__name__} is not exported: {first_line(error)}") from error
     finally:
         module.train(before)
 

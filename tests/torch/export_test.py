@@ -5,6 +5,7 @@ itself compares; and where they would not, it says so.
 """
 import importlib.util
 import pathlib
+import random
 import sys
 import tempfile
 
@@ -16,6 +17,7 @@ ROOT, BIN = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
 
 find_python(ROOT, NEEDED)
 sys.path.insert(0, str(ROOT / "tools"))
+import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
@@ -346,6 +348,85 @@ class Drawn(nn.Module):
         return (self.fc(x).gather(1, torch.rand_like(x).argsort(1)) * torch.arange(4)).square().mean()
 
 
+class HostDrawn(nn.Module):
+    """Leaves out a layer by a number that Python draws; or scales by one of numpy's, or of a generator of its own; or draws one that nothing reads."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.fc, self.kind, self.generator = nn.Linear(4, 4), kind, np.random.default_rng(1)
+
+    def forward(self, x):
+        number = {"numpy": np.random.rand, "own": self.generator.random}.get(self.kind, random.random)()
+        if self.kind == "layer" and number < 0.25:
+            return x.mean() + self.fc.bias.mean()
+        return (self.fc(x) * (number if self.kind in ("numpy", "own") else 1)).square().mean()
+
+
+@torch.jit.script
+def dropped_out_of_sight(x):
+    return F.dropout(x, 0.5, True)
+
+
+class Unscaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        with torch.no_grad():
+            return x * 3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Odd(nn.Module):
+    """One part, or a few steps of forward, of each kind that is not exported, or that is by others."""
+
+    def __init__(self, kind, part=None):
+        super().__init__()
+        self.fc, self.kind, self.part = nn.Linear(4, 4), kind, part
+        if kind == "complex":
+            self.turn = nn.Parameter(torch.randn(4, dtype=torch.cfloat))
+
+    def forward(self, x):
+        x = x.to(self.fc.weight.dtype)
+        return getattr(self, self.kind)(self.fc(x), x)
+
+    def through(self, h, x):
+        h = self.part(h if isinstance(self.part, nn.Dropout) else h.unsqueeze(1))
+        return ((h[0].flatten(1) if isinstance(h, tuple) else h).sum(-1) + self.fc(x).sum(-1)).square().mean()
+
+    def complex(self, h, x):
+        return (h * self.turn).abs().mean()
+
+    def cond(self, h, x):
+        return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (h,)).mean()
+
+    def tiny(self, h, x):
+        return (h * 1e-30).mean() + x.mean()
+
+    def bytes(self, h, x):
+        return h.square().mean() / 255
+
+    def shifts(self, h, x):
+        return (h * (((x > 0).long() << 2) >> 1) * (1 << (x > 1).long())).square().mean()
+
+    def penalty(self, h, x):
+        x = x.clone().requires_grad_(True)
+        return torch.autograd.grad(self.fc(x).tanh().sum(), x, create_graph=True)[0].square().mean()
+
+    def function(self, h, x):
+        return Unscaled.apply(h).square().mean()
+
+    def rolls(self, h, x):
+        return (torch.roll(h, x.shape[0] // 2, 0) * x).square().mean()
+
+    def scripted(self, h, x):
+        return dropped_out_of_sight(h).square().mean()
+
+    def raises(self, h, x):
+        return h.view(3, 9).mean()
+
+
 class Modes(nn.Module):
     """Does otherwise when it is evaluated; where `drops`, dropout of channels, which is none then."""
 
@@ -468,6 +549,27 @@ def main():
         dropped = said(Modes(drops=True), (batches[0],), path)
         cases.append((dropped, ["is one of PyTorch, with its dropout off"]))
         assert not any("warning" in text for text in (cases[-3][0], dropped)), "evaluated otherwise"
+        cases.append((said(HostDrawn("layer"), (batches[0],), path), ["refused: what forward returns depends on random numbers of Python's random", "torch.rand"]))
+        cases.append((said(HostDrawn("numpy"), (batches[0],), path), ["refused: what forward returns depends on random numbers of numpy.random"]))
+        cases.append((said(HostDrawn("own"), (batches[0],), path), ["refused: what forward returns depends on random numbers of a generator of its own"]))
+        cases.append((said(HostDrawn("unread"), (batches[0],), path), ["draws random numbers of Python's random, which change nothing here", "is one of PyTorch: loss"]))
+        off = ["is one of PyTorch, with its dropout off: loss"]
+        parts = [(nn.LSTM(4, 4, proj_size=2), ["refused: 'part' is a LSTM with proj_size=2", "not supported"]),
+                 (nn.LSTM(4, 4, 2, dropout=0.4), off), (nn.Dropout(1.0), off), (nn.LazyLinear(4), ["refused: 'part' is a LazyLinear whose 'weight' has no shape yet"]),
+                 (torch.jit.script(nn.Linear(4, 4)), ["refused: 'part' is a RecursiveScriptModule, made by torch.jit.script", "not supported"])]
+        for part, words in parts:
+            odd = Odd("through", part)
+            cases.append((said(odd, (batches[0],), path), words))
+            assert not isinstance(part, nn.Dropout) or differences_after(odd, batches, path) == []
+        few = dict(complex=["refused: the module is a Odd whose parameter 'turn' has complex numbers: that is not supported"],
+                   cond=["refused: forward compiles parts of itself while it runs", "torch.where"], tiny=["is one of PyTorch: loss"], shifts=["is one of PyTorch: loss"],
+                   penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
+                   function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
+                   rolls=["refused: torch.onnx does not write Odd: aten.roll (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
+                   raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])
+        for kind, words in few.items():
+            cases.append((said(Odd(kind), (batches[0],), path), words))
+        cases.append((said(Odd("bytes"), (torch.randint(0, 256, (4, 4), dtype=torch.uint8),), path), ["is one of PyTorch: loss"]))
         for case in range(12):
             assert_ctc_is_that_of_torch(case)
         cases.append((said(Strides(), (torch.randn(4, 4, 3),), path), ["is one of PyTorch: loss"]))

@@ -143,16 +143,36 @@ def agree_on_a_step(job, tools, path, folder, dtype):
         raise (ValueError if dtype is torch.float64 else NotExported)(
             f"nothing is compared: in PyTorch itself {endless} is not finite on these arguments. Give an example batch on which the module trains "
             "(where all labels are ignored, the loss is a mean of nothing), or pass check=False (--no-check); the file is written")
+    refuse_what_does_not_repeat(job, wanted, dtype)
     # So long a step that nothing is left of the digits of the parameters themselves: each gradient is read as exactly as it was computed.
-    rate = min(2.0**40 / (max(map(largest, wanted.gradients.values()), default=0) or 1), 2.0**100)
-    loss, saved = train_in_piper(tools, path, folder, batch_of(job), job.size, rate, dtype is torch.float64)
+    rate = min(2.0**40 / (max(map(largest, wanted.gradients.values()), default=0) or 1), 2.0**99)  # piperc takes no longer one
+    try:
+        loss, saved = train_in_piper(tools, path, folder, batch_of(job), job.size, rate, dtype is torch.float64)
+    except NotExported as error:
+        raise (NotExported(f"{error}\n  = note: {own_gradient(job)}") if job.backwards else error) from None
     compared = Comparison(job, wanted, [rounded_otherwise(job, dtype, nudge) for nudge in NUDGES])
     wrong = [*compared.loss(loss, path), *compared.gradients(saved, rate), *compared.buffers(saved)]
     if wrong:
-        own = [f"its gradient is that of {', '.join(job.backwards)} (torch.autograd.Function), which the file does not have"] if job.backwards else []
+        own = [own_gradient(job)] if job.backwards else []
         raise Differs("\n  ".join(["Piper would train another model:", *wrong[:8], *(["…"] if len(wrong) > 8 else []), *own]))
     zero = f", {compared.zeros} of them zero but for rounding" if compared.zeros else ""
     return f"loss {wanted.loss:.6g}, {len(wanted.gradients)} gradients{zero}"
+
+
+def own_gradient(job):
+    return f"the module's gradient is that of {', '.join(job.backwards)} (torch.autograd.Function), which the file does not have: Piper differentiates its forward"
+
+
+def refuse_what_does_not_repeat(job, wanted, dtype):
+    """What differs from one step of PyTorch to the same step again would pass for rounding."""
+    again, most = Step(job, dtype), 1e-9 if dtype is torch.float64 else 1e-5
+    scale = max(map(largest, wanted.gradients.values()), default=0) + 1e-2 * abs(wanted.loss)  # where all gradients are those of rounding
+    same = wanted.gradients.keys() == again.gradients.keys() and all(
+        largest(value - again.gradients[name]) <= most * scale for name, value in wanted.gradients.items())
+    if not same or abs(again.loss - wanted.loss) > most * abs(wanted.loss):
+        raise NotExported(f"nothing is compared: forward does not do the same twice on these arguments, even with its dropout off: its loss is {wanted.loss:.8g}, then "
+                          f"{again.loss:.8g}. It draws random numbers out of the exporter's sight, as functions of torch.jit.script do: draw them in forward itself, "
+                          "by torch.rand or dropout; check=False (--no-check) writes the file as it is")
 
 
 def rounded_otherwise(job, dtype, nudge):

@@ -94,13 +94,23 @@ def evaluates():
 def dropout_of_ones(kind, input, p):
     """Dropout of whole channels, and that of self-normalizing networks (Klambauer et al., 2017), by a dropout of ones, which stay ones where nothing is
     dropped: an evaluation leaves all as it is."""
+    if p == 1:
+        return torch.where(evaluates(), input, torch.zeros_like(input))
     lead = input.dim() if kind == "alpha_dropout" else 1 if (kind, input.dim()) in (("dropout1d", 2), ("dropout3d", 4)) else 2  # one sample's channels
     kept = F.dropout(input.new_ones(input.shape[:lead] + (1,) * (input.dim() - lead)), p)
     if "alpha" not in kind:
         return input * kept
     lowest = -1.7580993408473766  # what SELU tends to
-    scale = ((1 - p) * (1 + p * lowest**2)) ** -0.5 if p < 1 else 0.0
+    scale = ((1 - p) * (1 + p * lowest**2)) ** -0.5
     return torch.where(kept == 1, input, torch.where(kept > 0, input, torch.full_like(input, lowest)) * scale - lowest * p * scale)
+
+
+def shifted_left(input, other):
+    return input * 2**other
+
+
+def shifted_right(input, other):
+    return input // 2**other
 
 
 def bits_and(input, other):
@@ -227,7 +237,9 @@ def of_softmax(log_probs, lengths):
 
 # Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it does.
 EQUIVALENTS = {
-    "__and__": bits_and, "__or__": bits_or, "__setitem__": set_items, "as_strided": as_strided, "bitwise_and": bits_and, "bitwise_or": bits_or,
+    "__and__": bits_and, "__lshift__": shifted_left, "__or__": bits_or, "__rlshift__": lambda input, other: shifted_left(other, input),
+    "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "as_strided": as_strided,
+    "bitwise_and": bits_and, "bitwise_left_shift": shifted_left, "bitwise_or": bits_or, "bitwise_right_shift": shifted_right,
     "cdist": distances, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cumprod": cumulated_product, "inverse": inverse,
     "kthvalue": kth_value, "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_solve": solve, "masked_scatter": masked_scatter,
     "matrix_exp": matrix_exp, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within,

@@ -45,3 +45,15 @@ def place_of_error(error):
     libraries = tuple(os.path.join(os.path.dirname(importlib.util.find_spec(name).origin), "") for name in ("torch", "onnx", "onnxscript", "onnx_ir", __package__))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((*libraries, "<"))]
     return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
+
+
+def place_of_node(error, program):
+    """The function that torch.onnx does not write, with the line of the module that calls it, where the error says which it is."""
+    while error is not None:
+        said = re.search(r"Error when translating node %(\w+) : .*?target=torch\.ops\.([\w.]+?)(?:\.default)?\]", str(error))
+        if said:
+            traces = [node.meta.get("stack_trace") or "" for node in program.graph.nodes if node.name == said[1]]
+            lines = re.findall(r'File "([^"]*)", line (\d+).*\n\s*(.*)', "".join(traces[:1]))
+            return f"{said[2]}" + (f" ({lines[-1][0]}:{lines[-1][1]}: {lines[-1][2]})" if lines else "") + ": "
+        error = error.__cause__
+    return ""

@@ -10,17 +10,20 @@ from torch.utils import _pytree as pytree
 
 from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_of_batch
 from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies
-from .errors import NotExported, depends_on_values, first_line
+from .errors import NotExported, depends_on_values, first_line, place_of_error, place_of_node
 from .kept import Kept
-from .watching import Asked, Backwards, Watch, experts_in_batches, hooks_of, parameters_stay, quietly, untold, unvalidated
+from .unsupported import refuse_parts
+from .watching import Asked, Backwards, HostDraws, Watch, experts_in_batches, hooks_of, parameters_stay, quietly, untold, unvalidated
 from .weightless import leave_out
 
 PARAMETERS, SIGNATURE = "piper.parameters", "pkg.torch.export.ExportedProgram.graph_signature"
+SEEDS = 40  # with which a forward that draws on the host is run: a layer that is left out once in ten is seen
 
 
 class Export:
     def __init__(self, module, args, kwargs, batch, opset, weights=True):
         self.module, self.args, self.kwargs, self.opset, self.weights = module, args, kwargs, opset, weights
+        refuse_parts(module)
         self.inputs = flat_inputs(module, args, kwargs)
         self.dims = choose_batch(self.inputs, batch)
         self.size = size_of_batch(self.inputs, self.dims)
@@ -44,12 +47,13 @@ class Export:
         """The exported program, with everything that forward returns and changes."""
         self.watch, backwards, kept = Watch(self.quiet), Backwards(), Kept(self.module)
         try:
-            with self.watch, backwards:
+            with self.watch, backwards, HostDraws() as self.host:
                 out, self.answers = self.ask(self.args, self.kwargs)
             self.leaves, self.names, self.backwards = pytree.tree_leaves(out), output_names(out), sorted(backwards.classes)
             self.loss = find_loss(self.leaves, self.names)
             self.refuse_hooks(sorted(self.watch.hooks))
             self.refuse_what_it_holds(kept)
+            self.refuse_draws_of_host(kept)
             kept.put_back()
             if self.answers and self.size and self.answers != self.ask(*self.doubled())[1]:
                 self.fixed = "what it asks of tensors depends on the size of the batch"
@@ -72,10 +76,21 @@ class Export:
             kept.put_back(whole)
             with Watch(quiet=True):
                 results.append(self.ask(self.args, self.kwargs)[0])
-        pairs = [pair for pair in zip(*map(pytree.tree_leaves, results)) if all_tensors(pair)]
-        if not all(one.shape == other.shape and torch.allclose(one.double(), other.double(), rtol=1e-4, equal_nan=True) for one, other in pairs):
+        if not are_close(*results):
             raise NotExported(f"what forward returns depends on {', '.join(changed[:4])}, which it changes: as neither a parameter nor a buffer, that would stay "
                               "what it is in the file. Make it a buffer of floats (register_buffer)")
+
+    def refuse_draws_of_host(self, kept):
+        """What random numbers of Python, of numpy or of a generator that the module holds decide would be as it was traced."""
+        first = None
+        for seed in range((SEEDS if self.host.drawn else 2) if self.weights and not self.quiet else 0):
+            kept.put_back()
+            with Watch(quiet=True), self.host.seeded(seed):
+                result = self.ask(self.args, self.kwargs)[0]
+            first = result if first is None else first
+            if not are_close(first, result):
+                raise NotExported(f"what forward returns depends on random numbers of {self.host.drawn or 'a generator of its own'}, which would be constants in the file: "
+                                  "draw them by torch.rand, or export it with training=False if it draws only in training")
 
     def ask(self, args, kwargs):
         """What forward returns, and the answers to what it asks of constants."""
@@ -83,7 +98,13 @@ class Export:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         asked = Asked([*tensors, *self.module.parameters(), *self.module.buffers()])
         with quietly(), torch.enable_grad(), asked:
-            return self.module(*args, **kwargs), asked.answered()
+            try:
+                return self.module(*args, **kwargs), asked.answered()
+            except Exception as error:
+                if not type(error).__module__.startswith("torch._dynamo"):
+                    raise
+                raise NotExported(f"forward compiles parts of itself while it runs, as torch.cond and torch.compile do{place_of_error(error)}: that is not supported. "
+                                  "Compute all ways and choose by torch.where, or export the module that is not compiled") from None
 
     def doubled(self):
         """The arguments with each sample twice."""
@@ -120,6 +141,9 @@ class Export:
         try:
             return attempt(False)
         except Exception as error:
+            if self.watch.gradients:
+                raise NotExported(f"forward computes gradients itself ({', '.join(sorted(self.watch.gradients))}), as a gradient penalty does: that is not supported, as "
+                                  "the file would have to hold gradients of gradients. Write the gradient as a formula in forward, or leave it out") from error
             raise NotExported(f"torch.export does not trace {type(self.module).__name__}: {first_line(error)}") from error
 
     def signature_arguments(self):
@@ -155,7 +179,7 @@ class Export:
                 for arg in node.args if isinstance(arg, torch.fx.Node) and arg.name in buffers}
 
     def write(self, path):
-        program = self.trace()
+        program = self.program = self.trace()
         self.detached = detach_what_has_no_gradient(program)
         try:
             try:
@@ -167,7 +191,7 @@ class Export:
         except NotExported:
             raise
         except Exception as error:
-            raise NotExported(f"torch.onnx does not write {type(self.module).__name__}: {first_line(error)}") from error
+            raise NotExported(f"torch.onnx does not write {type(self.module).__name__}: {place_of_node(error, self.program)}{first_line(error)}") from error
         listed = self.listed()
         self.describe(written.model, told, listed)
         with quietly():
@@ -188,6 +212,7 @@ class Export:
             if copies:
                 view_by_copies(program)
             told, self.changed = self.keep_changed_buffers(program)
+            self.program = program
             return torch.onnx.export(program, dynamo=True, optimize=False, opset_version=self.opset, verbose=False), told
 
     def listed(self):
@@ -249,6 +274,8 @@ class Export:
             lines.append(f"  forward changes the buffers {', '.join(self.changed)}")
         if self.detached:
             lines.append(f"  {self.detached} results of torch.no_grad() stop gradients")
+        if self.host.drawn:
+            lines.append(f"  forward draws random numbers of {self.host.drawn}, which change nothing here: they are constants in the file")
         if self.fixed:
             lines.append(f"  the batch stays {self.size}: the module does not take another ({self.fixed})")
         if not self.weights:
@@ -260,6 +287,12 @@ class Export:
     @staticmethod
     def count(entry):
         return torch.Size(entry["shape"]).numel()
+
+
+def are_close(one, other):
+    """Whether forward returned the same twice, but for rounding."""
+    pairs = [pair for pair in zip(pytree.tree_leaves(one), pytree.tree_leaves(other)) if all_tensors(pair)]
+    return all(a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-4, equal_nan=True) for a, b in pairs)
 
 
 def all_tensors(values):

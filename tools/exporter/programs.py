@@ -9,6 +9,7 @@ import subprocess
 
 import onnx
 import onnx.reference
+import torch
 
 from .errors import NotExported
 
@@ -55,9 +56,11 @@ def evaluate_in_piper(tools, path, folder, data, size, precise):
 
 
 def write_files(folder, data, size, rate, precise):
-    """The batches and the strategy."""
+    """The batches and the strategy. Piper reads small integers as larger ones."""
     from safetensors.torch import save_file
-    save_file({name: value.detach().contiguous().clone() for name, value in data.items()}, folder / "data.safetensors")
+    small = torch.uint8, torch.int8, torch.int16
+    save_file({name: value.detach().to(torch.int32 if value.dtype in small else value.dtype).contiguous().clone() for name, value in data.items()},
+              folder / "data.safetensors")
     (folder / "strategy.yaml").write_text(STRATEGY.format(batch=size or 1, rate=rate) + (PRECISE if precise else ""))
 
 

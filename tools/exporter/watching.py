@@ -2,9 +2,11 @@
 import contextlib
 import logging
 import os
+import random
 import sys
 import warnings
 
+import numpy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
@@ -19,10 +21,11 @@ class Watch(TorchFunctionMode):
     DROPOUT = {name for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout")}
     DRAWS = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "normal", "normal_", "uniform_",
              "multinomial", "randperm", "exponential_", "poisson", "gumbel_softmax"}
+    RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 
     def __init__(self, quiet=False):
         super().__init__()
-        self.quiet, self.dropout, self.draws, self.hooks = quiet, False, set(), set()
+        self.quiet, self.dropout, self.draws, self.hooks, self.gradients = quiet, False, set(), set(), set()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -32,10 +35,11 @@ class Watch(TorchFunctionMode):
             of_alpha = name.startswith(("alpha", "feature_alpha"))
             if bound.get("training", bound.get("train", not of_alpha)) and bound.get("p", 0.5) > 0:
                 self.dropout = True
+                p = bound.get("p", 0.5)
                 if self.quiet:
-                    return bound["input"]
-                if name.rstrip("_") != "dropout":
-                    out = dropout_of_ones(name.rstrip("_"), bound["input"], bound.get("p", 0.5))
+                    return bound["input"] if p < 1 else torch.zeros_like(bound["input"])
+                if name.rstrip("_") != "dropout" or p == 1:
+                    out = dropout_of_ones(name.rstrip("_"), bound["input"], p)
                     return bound["input"].copy_(out) if bound.get("inplace") or name.endswith("_") else out
         elif name == "scaled_dot_product_attention":
             bound = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
@@ -44,6 +48,12 @@ class Watch(TorchFunctionMode):
                 if self.quiet:
                     bound["dropout_p"] = 0.0
             return attention_of_four_dims(func, bound)
+        elif name in self.RECURRENT:
+            at = 5 if isinstance(args[3], bool) else 6  # of packed sequences
+            if args[at] and args[at + 1]:
+                self.dropout = True
+                if self.quiet:
+                    args = (*args[:at], 0.0, *args[at + 1:])
         elif func is torch.nn.functional.instance_norm:
             return instance_norm(*args, **kwargs)
         elif getattr(func, "__self__", None) is torch.Tensor.data:  # of which the tracer makes a constant
@@ -59,6 +69,9 @@ class Watch(TorchFunctionMode):
             self.draws.add(name)
         elif name in ("register_hook", "register_post_accumulate_grad_hook"):
             self.hooks.add(f"'{name_of(args[1] if len(args) > 1 else kwargs['hook'])}' on a tensor of forward")
+        elif func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
+            file, line, _ = place_of(name)
+            self.gradients.add(f"{file}:{line}")
         return func(*args, **kwargs)
 
 
@@ -142,6 +155,37 @@ class Backwards:
 
     def __exit__(self, *_):
         torch.autograd.Function.apply = self.apply
+
+
+class HostDraws:
+    """While it is entered, notes whether Python's or numpy's random numbers are drawn, which the tracer takes for constants."""
+
+    def __enter__(self):
+        self.before = self.states()
+        return self
+
+    def __exit__(self, *_):
+        after = self.states()
+        self.drawn = " and ".join(name for name, state in self.before.items() if after[name] != state)
+
+    @staticmethod
+    def states():
+        kind, keys, at, *rest = numpy.random.get_state()
+        return {"Python's random": random.getstate(), "numpy.random": (kind, keys.tobytes(), at, *rest)}
+
+    @contextlib.contextmanager
+    def seeded(self, seed):
+        """Others are drawn than with another seed, and by torch the same."""
+        of_python, of_numpy = random.getstate(), numpy.random.get_state()
+        try:
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                random.seed(seed)
+                numpy.random.seed(seed)
+                yield
+        finally:
+            random.setstate(of_python)
+            numpy.random.set_state(of_numpy)
 
 
 @contextlib.contextmanager

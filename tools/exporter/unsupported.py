@@ -1,0 +1,23 @@
+"""Parts of a module that are refused by name before anything is traced."""
+import torch
+from torch.nn.parameter import UninitializedTensorMixin
+
+from .errors import NotExported
+
+
+def refuse_parts(module):
+    for name, part in module.named_modules():
+        where = f"'{name}' is a {type(part).__name__}" if name else f"the module is a {type(part).__name__}"
+        if isinstance(part, torch.jit.ScriptModule):
+            raise NotExported(f"{where}, made by torch.jit.script or torch.jit.trace: that is not supported, as its parameters, dropout and hooks are out of sight. "
+                              "Put in the module that it was made of")
+        for value_name, value in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]:
+            if isinstance(value, UninitializedTensorMixin):
+                raise NotExported(f"{where} whose '{value_name}' has no shape yet: run forward once on an example batch, then export it")
+        for value_name, value in part.named_parameters(recurse=False):
+            if value.is_complex():
+                raise NotExported(f"{where} whose parameter '{value_name}' has complex numbers: that is not supported. Make its two parts one parameter of floats, "
+                                  "and have forward put them together by torch.view_as_complex")
+        if isinstance(part, torch.nn.LSTM) and part.proj_size:
+            raise NotExported(f"{where} with proj_size={part.proj_size}: a projection of its states is not supported, as ONNX has none. Leave proj_size out, or "
+                              "write the recurrence in forward")
