@@ -234,6 +234,7 @@ const std::map<std::string, std::string> kComparesNames = {
     {"directives/rounded_gathers.cc", "adds Casts, and knows those of the model"},
     {"directives/shard.cc", "attention is chosen by name"},
     {"directives/tokens.cc", "the cost of causal attention grows with what is before it"},
+    {"directives/train_parts.cc", "parts of a parameter are cast as it is"},
     {"program/columns.cc", "attention reads and writes columns of packed operands"},
     {"program/products.cc", "an empty product takes nothing along"},
     {"program/apart.cc", "the composites that it writes out"},

@@ -370,6 +370,25 @@ Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& 
   return located(lower(scheduled.dag, scheduled.schedule), of_step.strategy);
 }
 
+// Checks that the outer update is on the devices that read the parameters. In 16 bits an op of one
+// stage may have become part of a product in another.
+Status check_outer(const LocalSteps& local, const std::vector<RoleProgram>& roles,
+                   const std::vector<RoleProgram>& outer) {
+  for (size_t r = 0; r < roles.size() && r < outer.size(); ++r)
+    for (const Tensor& tensor : outer[r].tensors) {
+      if (!site_of(tensor.param)) continue;
+      if (std::ranges::find(roles[r].tensors, tensor.param, &Tensor::param) !=
+          roles[r].tensors.end())
+        continue;
+      return fail(local.at,
+                  "not supported: local steps where 'precision' moves the op that reads '{}' to "
+                  "another stage",
+                  quote_control(site_of(tensor.param)->second))
+          .with_note("help: let the stages begin elsewhere, not between a product and its bias");
+    }
+  return ok_status();
+}
+
 // Lets each site's inputs read its share of the samples, and adds the outer update.
 Status add_local_steps(const Cut& cut, const Making& making, Lowered& made) {
   const LocalSteps& local = making.strategy.local_steps[0];
@@ -383,6 +402,7 @@ Status add_local_steps(const Cut& cut, const Making& making, Lowered& made) {
   whole.rounds.clear(), whole.rounds_of.clear(), whole.lines_of.clear();
   for (DagAxis& axis : whole.mesh) axis.replicated = false;
   PIPER_ASSIGN(Lowered outer, lower_section(*making.outer, whole, making, true));
+  PIPER_TRY(check_outer(local, made.roles, outer.roles));
   return add_outer(made, std::move(outer), local.every);
 }
 
