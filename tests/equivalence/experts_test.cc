@@ -1,6 +1,7 @@
 // Experts that are looked up for each token, of which stacks and tokens are cut over axes of their
 // own: the verifier accepts every plan, its ranks train as one device does that cuts nothing, and
 // messages along other axes or of other blocks are refused.
+#include "equivalence/jobs.h"
 #include "equivalence/numbers.h"
 #include "equivalence/random_model.h"
 #include "piper/plan/verify.h"
@@ -223,6 +224,30 @@ TEST(ExpertsRoom, IsRefusedWhereItWouldMeanNothing) {
 }
 
 // More rows than there is room for: no rank makes the update, and the job says how much room it is.
+// Rows that travel packed are in the order of one device, which stretches of tokens are not.
+TEST(ExpertsRoom, IsRefusedWhereTokensAreCutToo) {
+  NEED_MODEL("qwen3-moe-hf");
+  for (const char* tokens : {"dim: 1, over: cp", "dim: 0, over: cp"}) {
+    CompileOptions options;
+    const auto compiled = jobs::compile_text(
+        "qwen3-moe-hf",
+        fmt::format("piper: 1\nmesh: {{cp: 2, ep: 2}}\ndirectives:\n"
+                    "  - shard: {{input: \"*\", {}}}\n"
+                    "  - shard: {{input: \"*\", dim: 0, over: ep}}\n"
+                    "  - shard: {{match: \"**/experts/*\", dim: 0, over: ep, capacity: 2}}\n",
+                    tokens),
+        "train: {optimizer: {adamw: {}}, clip_norm: 1}\n", options);
+    if (std::string(tokens).starts_with("dim: 0")) {
+      EXPECT_TRUE(compiled) << print_error(compiled.error());
+      continue;
+    }
+    ASSERT_FALSE(compiled);
+    EXPECT_TRUE(compiled.error().message.starts_with("not supported: 'capacity' for rows of "))
+        << print_error(compiled.error());
+    EXPECT_GT(compiled.error().at.line, 0);
+  }
+}
+
 TEST(ExpertsRoom, StepWithMoreRowsIsNotTaken) {
   const Folder folder;
   const auto compiled =

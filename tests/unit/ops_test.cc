@@ -221,6 +221,7 @@ const std::map<std::string, std::string> kComparesNames = {
     {"executor/peak.cc", "makes the product that it times"},
     {"autodiff/groups.cc", "what parameters are is by the ops that use them"},
     {"autodiff/saved.cc", "keeps the slope of a Gelu in place of its input"},
+    {"compile/compile.cc", "rows that travel packed keep the order of one device"},
     {"compile/emit.cc", "writes updates as ONNX's optimizers"},
     {"compile/rate_curve.cc", "plots the learning rates of a plan"},
     {"dag/kept.cc", "casts of parameters, and the number of the step"},

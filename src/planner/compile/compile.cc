@@ -110,6 +110,29 @@ void note_kept(const Graph& graph, Making& of_step) {
     }
 }
 
+// Rows that travel packed are in the order of those of one device: another axis may not have cut
+// them into several stretches.
+Status check_packed(const Graph& graph, const Strategy& strategy) {
+  const auto rule = std::ranges::find_if(
+      strategy.shards, [](const ShardRule& shard) { return shard.capacity.has_value(); });
+  if (rule == strategy.shards.end()) return ok_status();
+  for (const Node& node : graph.nodes)
+    for (const ValueId input : node.inputs) {
+      if (node.op != "RowPlaces" || !input.valid()) continue;
+      for (const AxisLayout& lies : graph.value(input).over)
+        if (lies.layout.kind == LayoutKind::kSharded && lies.layout.outer > 1)
+          return fail(
+                     rule->capacity_at,
+                     "not supported: 'capacity' for rows of '{}', which an axis of 'shard' has cut "
+                     "into {} stretches",
+                     quote_control(graph.value(input).name), lies.layout.outer)
+              .with_note(
+                  "help: without 'capacity' they are sent in any layout; samples, in place "
+                  "of tokens, may be cut over several axes");
+    }
+  return ok_status();
+}
+
 // Cuts over one axis after the other: what one cuts is what those before it left to a rank.
 Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
   std::vector<AxisCut> cuts;
@@ -129,6 +152,7 @@ Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
     explain_axis(made, cut, making.strategy, making.explain(), making.compiled.layouts);
     graph = std::move(made.graph);
   }
+  PIPER_TRY(check_packed(graph, making.strategy));
   if (!making.is_section()) note_kept(graph, making);
   const std::vector<std::string> lines = layouts_of(graph, cuts);
   making.compiled.layouts.insert(making.compiled.layouts.begin(), lines.begin(), lines.end());
