@@ -236,7 +236,7 @@ TEST(ExpertsRoom, IsRefusedWhereTokensAreCutToo) {
                     "  - shard: {{input: \"*\", dim: 0, over: ep}}\n"
                     "  - shard: {{match: \"**/experts/*\", dim: 0, over: ep, capacity: 2}}\n",
                     tokens),
-        "train: {optimizer: {adamw: {}}, clip_norm: 1}\n", options);
+        jobs::kAdamW, options);
     if (std::string(tokens).starts_with("dim: 0")) {
       EXPECT_TRUE(compiled) << print_error(compiled.error());
       continue;
