@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "device.h"
 #include "libraries.h"
 #include "piper/devices/cuda.h"
 

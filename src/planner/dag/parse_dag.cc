@@ -1,4 +1,5 @@
 // Reads the text form of DAGs.
+#include "piper/planner/make_dag.h"
 #include "text.h"
 
 namespace piper {

@@ -8,6 +8,7 @@
 
 #include "at.h"
 #include "piper/ir/ops.h"
+#include "piper/planner/make_dag.h"
 
 namespace piper {
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "reduce.h"
+
 namespace piper::process {
 
 // ---- Groups -------------------------------------------------------------------------------------
