@@ -232,9 +232,9 @@ TEST(ExpertsRoom, IsRefusedWhereTokensAreCutToo) {
     const auto compiled = jobs::compile_text(
         "qwen3-moe-hf",
         fmt::format("piper: 1\nmesh: {{cp: 2, ep: 2}}\ndirectives:\n"
-                    "  - shard: {{input: \"*\", {}}}\n"
                     "  - shard: {{input: \"*\", dim: 0, over: ep}}\n"
-                    "  - shard: {{match: \"**/experts/*\", dim: 0, over: ep, capacity: 2}}\n",
+                    "  - shard: {{match: \"**/experts/*\", dim: 0, over: ep, capacity: 2}}\n"
+                    "  - shard: {{input: \"*\", {}}}\n",
                     tokens),
         jobs::kAdamW, options);
     if (std::string(tokens).starts_with("dim: 0")) {

@@ -197,7 +197,9 @@ TEST(PlacedPartsControl, RefuseWhatIsNotDone) {
   const std::pair<std::string, std::string> refused[] = {
       {"weight_versions: 2\n" + plain,
        "not supported: several versions of the weights beside parts that 'place' puts on devices"},
-      {plain.substr(0, plain.find("      program: |\n")) + "      policy: {prefer: [B, F]}\n",
+      {with(plain.substr(plain.find("      program"),
+                         plain.find("  - split: {scope") - plain.find("      program")),
+            "      policy: {prefer: [B, F]}\n"),
        "not supported: a policy beside parts that 'place' puts on devices"},
       {with("F B\n", "F & B\n"),
        "not supported: pairs ('&') beside parts that 'place' puts on devices"},

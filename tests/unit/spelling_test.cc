@@ -210,7 +210,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "[optimizer, gradients, parameters], persist: 1KiB, gather: {prefetch: 2, when: "
           "per_step, stream: g2, dtype: int8, lossy: true, block: 64}}\n"
           "  - shard: {match: [\"**/w\", \"**/v\"], dim: -1, pad: true, over: pp}\n"
-          "  - shard: {match: \"**/experts/*\", dim: 0, over: pp, capacity: 1.5}\n"
+          "  - shard: {match: \"**/experts/*\", dim: 0, capacity: 1.5, over: pp}\n"
           "  - shard: {input: tokens, dim: none, over: pp}\n"
           "  - shard: {scope: \"h/*\", where: {stage: 0}, dim: 1, over: pp}\n"
           "  - shard: {sends: \"h/*\", over: pp}\n"

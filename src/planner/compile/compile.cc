@@ -110,8 +110,8 @@ void note_kept(const Graph& graph, Making& of_step) {
     }
 }
 
-// Rows that travel packed are in the order of those of one device: another axis may not have cut
-// them into several stretches.
+// Rows that travel packed are in the order of those of one device. Several axes keep that only
+// where each cuts all rows into one stretch a rank.
 Status check_packed(const Graph& graph, const Strategy& strategy) {
   const auto rule = std::ranges::find_if(
       strategy.shards, [](const ShardRule& shard) { return shard.capacity.has_value(); });
@@ -119,16 +119,18 @@ Status check_packed(const Graph& graph, const Strategy& strategy) {
   for (const Node& node : graph.nodes)
     for (const ValueId input : node.inputs) {
       if (node.op != "RowPlaces" || !input.valid()) continue;
+      int64_t axes = 0, stretches = 1;
       for (const AxisLayout& lies : graph.value(input).over)
-        if (lies.layout.kind == LayoutKind::kSharded && lies.layout.outer > 1)
-          return fail(
-                     rule->capacity_at,
-                     "not supported: 'capacity' for rows of '{}', which an axis of 'shard' has cut "
-                     "into {} stretches",
-                     quote_control(graph.value(input).name), lies.layout.outer)
-              .with_note(
-                  "help: without 'capacity' they are sent in any layout; samples, in place "
-                  "of tokens, may be cut over several axes");
+        if (lies.layout.kind == LayoutKind::kSharded)
+          ++axes, stretches = std::max(stretches, lies.layout.outer);
+      if (axes > 1 && stretches > 1)
+        return fail(rule->capacity_at,
+                    "not supported: 'capacity' for rows of '{}', which {} axes of 'shard' cut, one "
+                    "of them into {} stretches",
+                    quote_control(graph.value(input).name), axes, stretches)
+            .with_note(
+                "help: without 'capacity' they are sent in any layout; samples, in place of "
+                "tokens, may be cut over several axes");
     }
   return ok_status();
 }
