@@ -317,7 +317,8 @@ class RandomModel : public ModelMaker {
         return keep(node(kOps[below(4)], {v.name, same.name}), v.width);
       }
       case 5:
-        return keep(node("Mul", {v.name, parameter({v.width}, 1, 0.3f)}), v.width);
+        return keep(node("Mul", {v.name, parameter(below(3) ? Shape{v.width} : Shape(), 1, 0.3f)}),
+                    v.width);
       case 6:
         return keep(node("LayerNormalization",
                          {v.name, parameter({v.width}, 1, 0.2f), parameter({v.width}, 0, 0.2f)}),

@@ -39,9 +39,10 @@ inline std::string random_order(Random& random) {
 }
 
 inline std::string random_train(Random& random, size_t batch) {
-  const std::string optimizer = one_of<const char*>(
-      random, {"sgd: {lr: 0.1}", "sgd: {lr: 0.1, momentum: 0.9}", "adamw: {lr: 1e-3}",
-               "adam: {lr: 1e-3, weight_decay: 0.1}", "adagrad: {lr: 0.1}"});
+  const std::string optimizer =
+      one_of<const char*>(random, {"sgd: {lr: 0.1}", "sgd: {lr: 0.1, momentum: 0.9}",
+                                   "adamw: {lr: 1e-3}", "adam: {lr: 1e-3, weight_decay: 0.1}",
+                                   "adagrad: {lr: 0.1}", "adafactor: {lr: 1e-2}"});
   std::string text = fmt::format("train: {{optimizer: {{{}}}, global_batch: {}", optimizer, batch);
   if (pick(random, 2)) text += ", clip_norm: 1.0";
   if (pick(random, 3) == 0) text += ", schedule: [{warmup: 3}]";
@@ -271,9 +272,30 @@ inline std::string uncut_strategy(Random& random, size_t) {
   return text + random_precision(random) + random_order(random);
 }
 
+// Replicas whose numbers rule layout follows: an optimizer takes whole tensors of which they have
+// runs, or parameters wait on the host.
+inline std::string sampling_strategy(Random& random, size_t microbatches) {
+  const size_t dp = 2 + 2 * pick(random, 2);
+  const bool waits = pick(random, 2) == 0;
+  std::string text = fmt::format("piper: 1\nmesh: {{dp: {}}}\n", dp);
+  text += waits
+              ? random_train(random, dp * microbatches * (1 + pick(random, 2)))
+              : fmt::format("train: {{optimizer: {{adafactor: {{lr: 1e-2}}}}, global_batch: {}}}\n",
+                            dp * microbatches * (1 + pick(random, 2)));
+  text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
+  if (waits) text += "  - offload: {what: parameters}\n";
+  text += fmt::format(
+      "  - replicate: {{over: dp, bucket: {}, shard: [optimizer{}]}}\n",
+      one_of<const char*>(random, {"64B", "25MiB"}),
+      waits ? "" : one_of<const char*>(random, {"", ", gradients", ", gradients, parameters"}));
+  return text + (pick(random, 3) == 0 ? "  - recompute: {}\n" : "");
+}
+
 // For models that draw random numbers.
 inline std::string drawing_strategy(Random& random, size_t microbatches) {
-  if (pick(random, 2) == 0) return random_strategy(random, microbatches);
+  const size_t kind = pick(random, 4);
+  if (kind == 0) return random_strategy(random, microbatches);
+  if (kind == 1) return sampling_strategy(random, microbatches);
   const size_t dp = 1 + pick(random, 2);
   std::string text = fmt::format("piper: 1\nmesh: {{dp: {}, tp: 2}}\n", dp);
   text += random_train(random, dp * microbatches * 2);
