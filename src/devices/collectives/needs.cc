@@ -47,6 +47,9 @@ int64_t slot_of(const RoleProgram& role, const Instruction& one, const Sizes& si
     return role.tensor(one.args[arg]).type;
   };
   const auto bytes = [&](size_t arg) { return type(arg).bytes(); };
+  const auto part_in_blocks = [&](size_t arg) {
+    return one.in_blocks().bytes(num_elements(type(arg).shape));
+  };
   int64_t most = 0;
   switch (one.kind) {
     case InstructionKind::kAllReduce:
@@ -55,7 +58,8 @@ int64_t slot_of(const RoleProgram& role, const Instruction& one, const Sizes& si
       return std::min(most, std::max(sizes.limit, sizes.members * 4 * kAlignment));
     case InstructionKind::kReduceScatter:
       for (size_t a = 1; one.scaled != Scaled::kNone && a < one.args.size(); a += 2)
-        most += 2 * align_up(sizes.members * one.in_blocks().bytes(num_elements(type(a).shape)));
+        most += align_up(sizes.members * part_in_blocks(a)) +
+                sizes.members * align_up(part_in_blocks(a));
       for (size_t a = 0; one.scaled == Scaled::kNone && a + 1 < one.args.size(); a += 2) {
         const int64_t stretches = stretches_of(type(a).shape, one);
         most = std::max(most, stretches == 1 ? sizes.of_runs(bytes(a + 1))
@@ -63,10 +67,8 @@ int64_t slot_of(const RoleProgram& role, const Instruction& one, const Sizes& si
       }
       return most;
     case InstructionKind::kAllGather:
-      for (size_t a = 0; one.scaled != Scaled::kNone && a + 1 < one.args.size(); a += 2) {
-        const int64_t part = one.in_blocks().bytes(num_elements(type(a).shape));
-        most += align_up(part) + align_up(sizes.members * part);
-      }
+      for (size_t a = 0; one.scaled != Scaled::kNone && a + 1 < one.args.size(); a += 2)
+        most += align_up(part_in_blocks(a)) + align_up(sizes.members * part_in_blocks(a));
       for (size_t a = 1; a < one.args.size(); a += 2)
         if (const int64_t stretches = stretches_of(type(a).shape, one); stretches > 1)
           most = std::max(most, sizes.of_stretches(bytes(a), stretches, 1));

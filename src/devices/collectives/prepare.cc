@@ -146,16 +146,17 @@ Result<Stages> Preparer::all_reduce(std::span<const Piece> pieces, bool fast) {
 // Each member puts what others own of its terms into blocks, and adds up what arrives of its own.
 Result<Stages> Preparer::reduce_in_blocks(std::span<const Shard> shards) {
   int64_t room = 0;
-  for (const Shard& shard : shards) room += 2 * aligned(group.size() * part_in_blocks(shard));
+  for (const Shard& shard : shards)
+    room += aligned(group.size() * part_in_blocks(shard)) +
+            group.size() * aligned(part_in_blocks(shard));
   PIPER_ASSIGN(std::byte * at, slots.at_least(group.stream, room));
   Stages before, after;
   Stage bring;
   for (const Shard& shard : shards) {
     if (shard.part_count == 0) continue;
-    const int64_t bytes = part_in_blocks(shard), half = aligned(group.size() * bytes),
-                  parts = parts_of(shard);
-    std::byte *const terms = at, *const arrived = at + half;
-    at += 2 * half;
+    const int64_t bytes = part_in_blocks(shard), parts = parts_of(shard);
+    std::byte *const terms = at, *const arrived = at + aligned(group.size() * bytes);
+    at = arrived + group.size() * aligned(bytes);
     if (shard.count > 0) {
       PIPER_ASSIGN(const int32_t put, arithmetic.put_parts_in_blocks(shard, terms));
       before.push_back(launch_stage(put));
@@ -165,7 +166,7 @@ Result<Stages> Preparer::reduce_in_blocks(std::span<const Shard> shards) {
     } else {
       std::vector<std::byte*> from;
       for (int64_t k = 0; k < group.size(); ++k) {
-        from.push_back(arrived + k * bytes);
+        from.push_back(arrived + k * aligned(bytes));
         add_block(bring.incoming, k, from.back(), bytes);
       }
       PIPER_ASSIGN(const int32_t add, arithmetic.add_parts(shard, from));
