@@ -231,7 +231,7 @@ TEST(ExpertsRoom, IsRefusedWhereTokensAreCutToo) {
     CompileOptions options;
     const auto compiled = jobs::compile_text(
         "qwen3-moe-hf",
-        fmt::format("piper: 1\nmesh: {{cp: 2, ep: 2}}\ndirectives:\n"
+        fmt::format("piper: 1\nmesh: {{ep: 2, cp: 2}}\ndirectives:\n"
                     "  - shard: {{input: \"*\", dim: 0, over: ep}}\n"
                     "  - shard: {{match: \"**/experts/*\", dim: 0, over: ep, capacity: 2}}\n"
                     "  - shard: {{input: \"*\", {}}}\n",

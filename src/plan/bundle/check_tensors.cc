@@ -70,7 +70,7 @@ Status check_cuts(const RoleProgram& role, const Tensor& tensor, size_t b, Shape
     if (axis < 0) {
       if (!cut_part(tensor, cut, left))
         return bad("buffer {} '{}' is no part {} of {} elements of dim {} of {}", b, named(role, b),
-                   cut.outer, cut.block, cut.dim, to_string(left));
+                   cut.outer, cut.block, cut.dim, to_string(tensor.whole));
       continue;
     }
     const auto& [name, size] = role.mesh[axis];
