@@ -680,9 +680,10 @@ TEST(ShardAxis, AxesFollowEachOther) {
   }
 }
 
-// Samples in blocks, or tokens of each; spread over the experts, or all at the first two. One
-// exchange each way, and none between the products.
-TEST(ShardAxis, RowsGoToTheirExperts) {
+// Cuts experts, and samples or tokens of each, over some ranks; checks that rows compute what they
+// do on one device, spread over the experts or all at the first two; and calls check(graph, dim).
+template <class Check>
+void expect_rows_at_experts(bool has_capacity, const Check& check) {
   const Graph whole = decoder({.experts = 8});
   oracle::Sources spread = oracle::random_sources(whole, 1, 4), crowded = spread;
   std::fill(crowded.at("h.0.router").begin(), crowded.at("h.0.router").end(), 0.0);
@@ -690,39 +691,36 @@ TEST(ShardAxis, RowsGoToTheirExperts) {
     SCOPED_TRACE(fmt::format("{} ranks, dim {}", ranks, dim));
     AxisCut axis = over(whole, 0, "ep", ranks, {{"experts", 0}});
     for (ValueId input : whole.inputs) axis.seeds.push_back({input, dim, {}});
+    if (has_capacity) axis.capacity = ranks;
     const ShardedGraph made = cut(whole, axis);
-    for (const Pass pass : {Pass::kF, Pass::kBI}) {
-      const auto counts = collectives(made.graph, pass);
-      EXPECT_EQ(counts.at("Dispatch"), 1);
-      EXPECT_EQ(counts.at("Combine"), 1);
-      EXPECT_TRUE(dim == 1 || counts.contains("AllGather") == (pass == Pass::kF));  // the index
-    }
-    EXPECT_FALSE(collectives(made.graph, Pass::kBW).contains("Dispatch"));
+    check(made.graph, dim);
     for (const auto* sources : {&spread, &crowded})
       expect_same(made.graph, Mesh{{ranks}}, whole, *sources, 1e-12);
   }
 }
 
+// There is one exchange each way, and none between the products.
+TEST(ShardAxis, RowsGoToTheirExperts) {
+  expect_rows_at_experts(false, [](const Graph& made, int dim) {
+    for (const Pass pass : {Pass::kF, Pass::kBI}) {
+      const auto counts = collectives(made, pass);
+      EXPECT_EQ(counts.at("Dispatch"), 1);
+      EXPECT_EQ(counts.at("Combine"), 1);
+      EXPECT_TRUE(dim == 1 || counts.contains("AllGather") == (pass == Pass::kF));  // the index
+    }
+    EXPECT_FALSE(collectives(made, Pass::kBW).contains("Dispatch"));
+  });
+}
+
 // With room for all rows that one may send to another, equal blocks go each way, and the index.
 TEST(ShardAxis, PackedRowsGoToTheirExperts) {
-  const Graph whole = decoder({.experts = 8});
-  oracle::Sources spread = oracle::random_sources(whole, 1, 4), crowded = spread;
-  std::fill(crowded.at("h.0.router").begin(), crowded.at("h.0.router").end(), 0.0);
-  for (const auto& [ranks, dim] : {std::pair{2, 0}, {2, 1}, {4, 1}}) {
-    SCOPED_TRACE(fmt::format("{} ranks, dim {}", ranks, dim));
-    AxisCut axis = over(whole, 0, "ep", ranks, {{"experts", 0}});
-    for (ValueId input : whole.inputs) axis.seeds.push_back({input, dim, {}});
-    axis.capacity = ranks;
-    const ShardedGraph made = cut(whole, axis);
-    const auto forward = collectives(made.graph, Pass::kF),
-               backward = collectives(made.graph, Pass::kBI);
+  expect_rows_at_experts(true, [](const Graph& made, int) {
+    const auto forward = collectives(made, Pass::kF), backward = collectives(made, Pass::kBI);
     EXPECT_EQ(forward.at("AllToAll"), 3);
     EXPECT_EQ(backward.at("AllToAll"), 2);
     EXPECT_FALSE(forward.contains("Dispatch") || backward.contains("Dispatch"));
-    EXPECT_FALSE(collectives(made.graph, Pass::kBW).contains("AllToAll"));
-    for (const auto* sources : {&spread, &crowded})
-      expect_same(made.graph, Mesh{{ranks}}, whole, *sources, 1e-12);
-  }
+    EXPECT_FALSE(collectives(made, Pass::kBW).contains("AllToAll"));
+  });
 }
 
 // What is cut goes on into zeros.

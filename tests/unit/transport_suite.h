@@ -371,24 +371,39 @@ inline std::string blocks(Fabric& t) {
   return wrong;
 }
 
+// Says how a tensor is cut in blocks of 8 bits: the last parts lack so many elements.
+struct BlocksForm {
+  int64_t part, missing;
+  InBlocks blocks;
+  int64_t count(int64_t members) const { return members * part - missing; }
+};
+// Returns messages of one tensor or of several.
+inline std::vector<std::vector<BlocksForm>> blocks_messages(int64_t members) {
+  const InBlocks int8{Scaled::kInt8, 64}, float8{Scaled::kFloat8, 32}, large{Scaled::kInt8, 1024};
+  return {{{1, 0, int8}, {64, 3, int8}, {1000, 999, int8}, {70001, 1, int8}},
+          {{5, 2, float8}, {33, 0, float8}},
+          {{1, 0, int8}, {3, members * 3 - 2, int8}},  // nothing is left for the last members
+          {{600'001, 7, large}}};
+}
+using Floats = std::vector<std::vector<float>>;
+inline std::vector<Shard> shards_of(const std::vector<BlocksForm>& message, int64_t members,
+                                    Floats& wholes, Floats& parts) {
+  std::vector<Shard> shards;
+  for (size_t k = 0; k < message.size(); ++k)
+    shards.push_back({bytes_of(wholes[k].data()), bytes_of(parts[k].data()), DType::kF32,
+                      message[k].count(members), message[k].part, 1, false, message[k].blocks});
+  return shards;
+}
+
 // Parts travel in blocks of 8 bits: all wholes have them rounded, the own one, too.
 inline std::string in_blocks_in(Fabric& t, const std::vector<int64_t>& ranks) {
   auto group = t.add_group(ranks);
   SUITE_OK(group);
   const int64_t members = std::ssize(ranks);
-  struct Form {
-    int64_t part, missing;
-    InBlocks blocks;
-  };
-  const InBlocks int8{Scaled::kInt8, 64}, float8{Scaled::kFloat8, 32}, large{Scaled::kInt8, 1024};
-  for (const std::vector<Form>& message :
-       {std::vector<Form>{{1, 0, int8}, {64, 3, int8}, {1000, 999, int8}, {70001, 1, int8}},
-        {{5, 2, float8}, {33, 0, float8}},
-        {{600'001, 7, large}}}) {
-    std::vector<std::vector<float>> parts, wholes, wanted;
-    std::vector<Shard> shards;
-    for (const Form& f : message) {
-      const int64_t count = members * f.part - f.missing, salt = 50 + std::ssize(shards);
+  for (const std::vector<BlocksForm>& message : blocks_messages(members)) {
+    Floats parts, wholes, wanted;
+    for (const BlocksForm& f : message) {
+      const int64_t count = f.count(members), salt = 50 + std::ssize(parts);
       parts.push_back(data_of<float>(t.rank(), salt, f.part));
       wholes.emplace_back(static_cast<size_t>(count), 7.0F);
       std::vector<float>& all = wanted.emplace_back();
@@ -402,12 +417,8 @@ inline std::string in_blocks_in(Fabric& t, const std::vector<int64_t>& ranks) {
                         bytes_of(part.data()));
         all.insert(all.end(), part.begin(), part.begin() + there);
       }
-      shards.push_back({nullptr, nullptr, DType::kF32, count, f.part, 1, false, f.blocks});
     }
-    for (size_t k = 0; k < shards.size(); ++k) {
-      shards[k].whole = bytes_of(wholes[k].data());
-      shards[k].part = bytes_of(parts[k].data());
-    }
+    const std::vector<Shard> shards = shards_of(message, members, wholes, parts);
     SUITE_OK(t.run(*group, {.kind = InstructionKind::kAllGather, .shards = shards}));
     for (size_t k = 0; k < shards.size(); ++k) SUITE_CHECK(same_bits(wholes[k], wanted[k]));
   }
@@ -419,20 +430,10 @@ inline std::string sums_of_blocks_in(Fabric& t, const std::vector<int64_t>& rank
   SUITE_OK(group);
   const int64_t members = std::ssize(ranks);
   const int64_t own = std::ranges::find(ranks, t.rank()) - ranks.begin();
-  struct Form {
-    int64_t part, missing;
-    InBlocks blocks;
-  };
-  const InBlocks int8{Scaled::kInt8, 64}, float8{Scaled::kFloat8, 32}, large{Scaled::kInt8, 1024};
-  for (const std::vector<Form>& message :
-       {std::vector<Form>{{1, 0, int8}, {64, 3, int8}, {1000, 999, int8}, {70001, 1, int8}},
-        {{5, 2, float8}, {33, 0, float8}},
-        {{1, 0, int8}, {3, members * 3 - 2, int8}},  // nothing is left for the last members
-        {{600'001, 7, large}}}) {
-    std::vector<std::vector<float>> parts, wholes, wanted;
-    std::vector<Shard> shards;
-    for (const Form& f : message) {
-      const int64_t count = members * f.part - f.missing, salt = 70 + std::ssize(shards);
+  for (const std::vector<BlocksForm>& message : blocks_messages(members)) {
+    Floats parts, wholes, wanted;
+    for (const BlocksForm& f : message) {
+      const int64_t count = f.count(members), salt = 70 + std::ssize(parts);
       wholes.push_back(data_of<float>(t.rank(), salt, count));
       parts.emplace_back(static_cast<size_t>(f.part), 7.0F);
       std::vector<float>& sum = wanted.emplace_back(static_cast<size_t>(f.part), 0.0F);
@@ -444,12 +445,8 @@ inline std::string sums_of_blocks_in(Fabric& t, const std::vector<int64_t>& rank
         for (int64_t k = 0; k < there; ++k)
           sum[static_cast<size_t>(k)] = i == 0 ? its[k] : sum[static_cast<size_t>(k)] + its[k];
       }
-      shards.push_back({nullptr, nullptr, DType::kF32, count, f.part, 1, false, f.blocks});
     }
-    for (size_t k = 0; k < shards.size(); ++k) {
-      shards[k].whole = bytes_of(wholes[k].data());
-      shards[k].part = bytes_of(parts[k].data());
-    }
+    const std::vector<Shard> shards = shards_of(message, members, wholes, parts);
     SUITE_OK(t.run(*group, {.kind = InstructionKind::kReduceScatter, .shards = shards}));
     for (size_t k = 0; k < shards.size(); ++k) SUITE_CHECK(same_bits(parts[k], wanted[k]));
   }

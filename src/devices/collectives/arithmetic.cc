@@ -179,15 +179,16 @@ Program adding_parts(const Shard& shard, int64_t members) {
     from.push_back(write.argument(words(part_in_blocks(shard)), true, false));
   const int32_t to = write.argument(type, false, true);
   int32_t sum = -1;
-  for (const int32_t one : from) {
-    int32_t term = write.op("FromBlocks", {one}, type, attrs);
+  for (size_t m = 0; m < from.size(); ++m) {
+    int32_t term = write.op("FromBlocks", {from[m]}, type, attrs);
     if (wide != type) term = write.op("Cast", {term}, wide, {{"to", "f32"}});
-    sum = sum < 0 ? term : write.op("Add", {sum, term}, wide);
+    if (m > 0 && m + 1 == from.size() && wide == type)
+      write.into(to, "Add", {sum, term});
+    else
+      sum = m == 0 ? term : write.op("Add", {sum, term}, wide);
   }
-  if (wide == type)
-    write.into(to, "Reshape", {sum}, {{"shape", type.shape}});
-  else
-    write.into(to, "Cast", {sum}, {{"to", info(shard.dtype).name}});
+  if (wide != type) write.into(to, "Cast", {sum}, {{"to", info(shard.dtype).name}});
+  if (wide == type && members == 1) write.into(to, "Reshape", {sum}, {{"shape", type.shape}});
   return write.take();
 }
 

@@ -87,7 +87,7 @@ class Arithmetic {
   Result<int32_t> put_in_blocks(const Shard& shard, std::byte* to);
   Result<int32_t> take_from_blocks(const Shard& shard, std::byte* from);
   Result<int32_t> put_parts_in_blocks(const Shard& shard, std::byte* to);
-  // `from`: of each member.
+  // Binds the sum of what members have of the own part. `from`: their terms, in rank order.
   Result<int32_t> add_parts(const Shard& shard, std::span<std::byte* const> from);
   // Binds a choice between members' rows. `from`: as many rows of each member.
   Result<int32_t> choose_owner(const Rows& rows, int64_t count, std::byte* index,

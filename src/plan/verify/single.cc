@@ -173,7 +173,7 @@ class EffectCheck {
         add("{} adds to '{}' something else than {} does{}", name(one.last), sum, other, origin());
     }
   }
-  // One device rounds terms of replicas in the blocks in which ranks send them.
+  // Checks that one device rounds terms of replicas in the blocks in which ranks send them.
   void check_rounded() {
     const auto& wanted = single_->effects.rounded;
     for (const auto& [how, place] : effects_.rounded)

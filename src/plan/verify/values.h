@@ -21,8 +21,8 @@ std::string word_of(std::string_view op, const Attrs& attrs);
 // Returns the symbol of Gelu's derivative at x, the factor of its gradient.
 uint64_t slope_symbol(std::string_view form, uint64_t x);
 
-// Return a symbol of how elements lie in blocks: those of each piece of a tensor by themselves. (A
-// rank's piece is its part, which rule layout follows.)
+// These return a symbol of how elements lie in blocks: those of each piece of a tensor by
+// themselves. (A rank's piece is its part, which rule layout follows.)
 uint64_t places_symbol(const InBlocks& in, const Shape& piece, int64_t run);
 uint64_t places_symbol(const Attrs& attrs, const Shape& shape);
 // Return the symbols of a value of this shape in blocks (ToBlocks), of blocks as numbers
