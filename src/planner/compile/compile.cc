@@ -349,7 +349,7 @@ Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
                                     made.schedule.nearer)}});
   if (!making.has_order()) return made;
   if (!made.dag.versions.empty() && made.schedule.body.empty())
-    explain.push_back({strategy.weight_versions_at,
+    explain.push_back({strategy.weight_versions[0].at,
                        "weight_versions",
                        {"note: no order begins a step before the update of the one before "
                         "(F[step=1]): the second version costs memory and a step of delay, and "

@@ -46,6 +46,7 @@ class CellOrder {
     }
     PIPER_TRY(take_all(items, ahead));
     if (std::find(ahead.begin(), ahead.end(), true) == ahead.end()) out_.body.clear();
+    PIPER_TRY(check_versions());
     PIPER_TRY(check_left(items.size()));
     const std::vector<TaskId> updates = pool_.left();  // that no item names: they close the step
     out_.tasks.insert(out_.tasks.end(), updates.begin(), updates.end());
@@ -84,8 +85,10 @@ class CellOrder {
   Result<bool> reaches_ahead(const OrderItem& item) const {
     const int64_t* step = step_of(item);
     if (step == nullptr || *step == 0) return false;
-    if (*step != 1)
-      return fail(item.at, "order: step is 0, this one, or 1, the next, not {}", *step);
+    if (*step < 0) return fail(item.at, "order: step is 0, this one, or 1, the next, not {}", *step);
+    if (*step > 1)
+      return fail(item.at, "not supported: '{}': steps overlap by one at most", item_text(item))
+          .with_note("step is 0, this one, or 1, the next");
     if (item.pass == "U") return fail(item.at, "order: 'U' closes its own step, and no other");
     if (dag_.versions.empty())
       return fail(item.at, "order: '{}' begins a step before the update of the one before",
@@ -186,6 +189,26 @@ class CellOrder {
     return fail(item.at, "not supported: '{}' where parameters have several versions",
                 item_text(item))
         .with_note("what is of the whole step has no place between two steps that overlap");
+  }
+  // What begins before an update reads no parameter that the update changes in its only version.
+  Status check_versions() const {
+    if (out_.ahead == 0) return ok_status();
+    std::set<ValueId> newest;
+    for (const Param& param : dag_.graph.params)
+      if (param.gradient.valid()) newest.insert(param.value);
+    for (const Copy& copy : dag_.copies) newest.insert(copy.copy);
+    for (int32_t i = 0; i < out_.ahead; ++i) {
+      const Task& task = dag_.tasks[out_.tasks[static_cast<size_t>(i)].index()];
+      for (const ValueId value : dag_.chunks[task.chunk.index()].reads)
+        if (newest.contains(value))
+          return fail(
+                     out_.places[out_.named_at[static_cast<size_t>(i)]],
+                     "order: on {} '{}' of the next step comes before the update of '{}', of which "
+                     "there is one version",
+                     where_, print_label(dag_, task), dag_.graph.value(value).name)
+              .with_note("help: weight_versions of 2 or more for what reads it");
+    }
+    return ok_status();
   }
   static Status check_pair(const OrderItem& first, const OrderItem& second) {
     for (const OrderItem* item : {&first, &second})
