@@ -140,7 +140,7 @@ void add_halves(std::vector<Case>& cases) {
   const std::vector<std::string> memories{"zero1", "zero2", "zero3", "hsdp", "ddp"};
   size_t next = 0;
   for (const std::string& schedule : library_files("/schedules")) {
-    const bool two_versions = schedule == "pipedream-2bw";
+    const bool two_versions = schedule.starts_with("pipedream");
     const std::string memory = two_versions ? "zero1" : memories[next++ % memories.size()];
     Case one{identifier(schedule + "_with_" + memory),
              {"schedules/" + schedule, "memory/" + memory},
