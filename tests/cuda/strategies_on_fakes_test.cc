@@ -140,7 +140,7 @@ void add_halves(std::vector<Case>& cases) {
   const std::vector<std::string> memories{"zero1", "zero2", "zero3", "hsdp", "ddp"};
   size_t next = 0;
   for (const std::string& schedule : library_files("/schedules")) {
-    const bool two_versions = schedule == "pipedream-2bw";
+    const bool two_versions = schedule.starts_with("pipedream");
     const std::string memory = two_versions ? "zero1" : memories[next++ % memories.size()];
     Case one{identifier(schedule + "_with_" + memory),
              {"schedules/" + schedule, "memory/" + memory},
@@ -181,9 +181,6 @@ void add_wide(std::vector<Case>& cases) {
                                             : "stages: 4, dp: 2, microbatches: 4"});
   cases.push_back(
       {"eight_replicas", {"schedules/gpipe", "memory/zero2"}, "stages: 1, dp: 8, microbatches: 1"});
-  cases.push_back({"sums_by_need",
-                   {"items/sums-by-need"},
-                   "dp: 2, layers: 2, microbatches: 2, bucket_kib: 1, credit_kib: 2"});
 }
 void add_axes(std::vector<Case>& cases) {
   const std::string two = "stages: 1, dp: 1, microbatches: 2, ";

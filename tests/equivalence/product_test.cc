@@ -66,6 +66,7 @@ std::vector<Row> rows() {
       {.file = "interleaved-1f1b", .chunks = 2},
       {.file = "looped-bfs", .chunks = 2},
       {.file = "looped-bfs", .chunks = 2, .more = {{"ascending", "1"}}, .variant = "ascending"},
+      {.file = "pipedream", .microbatches = 1, .own_oracle = true},
       {.file = "pipedream-2bw", .microbatches = 1, .own_oracle = true},
       {.file = "v-half", .chunks = 2},
       {.file = "v-min", .chunks = 2},

@@ -38,15 +38,17 @@ struct Training {
   std::vector<double> losses, weights;
 };
 
-// tanh(w tanh(w …)), summed over the samples; `delay`: at which version gradients are taken.
-Training by_hand(int64_t stages, int64_t samples, int64_t delay) {
-  const auto n = static_cast<size_t>(stages);
+// tanh(w tanh(w …)), summed over the samples; `delays`: by stage, at which version gradients are
+// taken.
+Training by_hand(const std::vector<int64_t>& delays, int64_t samples) {
+  const size_t n = delays.size();
   std::vector<std::vector<double>> versions{std::vector<double>(n, 1)};
   std::vector<double> moment(n);
   Training run;
   for (int64_t step = 0; step < kSteps; ++step) {
-    const std::vector<double>& at =
-        versions[static_cast<size_t>(std::max<int64_t>(0, step - delay))];
+    std::vector<double> at;
+    for (size_t s = 0; s < n; ++s)
+      at.push_back(versions[static_cast<size_t>(std::max<int64_t>(0, step - delays[s]))][s]);
     std::vector<double> gradient(n), next = versions.back();
     double loss = 0;
     for (int64_t m = 0; m < samples; ++m) {
@@ -71,12 +73,17 @@ Training by_hand(int64_t stages, int64_t samples, int64_t delay) {
   return run;
 }
 
-Strategy chain_strategy(const std::string& order, int64_t stages, int64_t microbatches) {
+Training by_hand(int64_t stages, int64_t samples, int64_t delay) {
+  return by_hand(std::vector<int64_t>(static_cast<size_t>(stages), delay), samples);
+}
+
+Strategy chain_strategy(const std::string& order, int64_t stages, int64_t microbatches,
+                        const std::string& more = "") {
   const Folder folder;
   const std::string text = fmt::format(
       "piper: 1\ninclude: {}\n"
-      "train: {{optimizer: {{sgd: {{lr: {}, momentum: {}}}}}}}\n",
-      chain::library_file(order), kRate, kMomentum);
+      "train: {{optimizer: {{sgd: {{lr: {}, momentum: {}}}}}}}\n{}",
+      chain::library_file(order), kRate, kMomentum, more);
   auto strategy = parse_strategy(
       folder.write("strategy.yaml", text),
       {{"stages", std::to_string(stages)}, {"microbatches", std::to_string(microbatches)}});
@@ -98,8 +105,9 @@ Result<PlanSet> chain_plans(const chain::Made& made) {
   return set;
 }
 
-Training on_devices(const std::string& order, int64_t stages, int64_t microbatches) {
-  const auto made = chain::schedule(chain_strategy(order, stages, microbatches), stages);
+Training on_devices(const std::string& order, int64_t stages, int64_t microbatches,
+                    const std::string& more = "") {
+  const auto made = chain::schedule(chain_strategy(order, stages, microbatches, more), stages);
   EXPECT_TRUE(made) << print_error(made.error());
   const auto set = chain_plans(*made);
   EXPECT_TRUE(set) << print_error(set.error());
@@ -144,6 +152,34 @@ TEST(TwoVersions, FollowTheRuleWrittenByHand) {
     const Training flushed = on_devices("1f1b", stages, microbatches);
     EXPECT_LT(largest_difference(flushed.losses, plain.losses), 1e-5) << stages;
     EXPECT_LT(largest_difference(flushed.weights, plain.weights), 1e-5) << stages;
+  }
+}
+
+// Each stage has the delay that its own number of versions gives it, and no other.
+TEST(StageDelays, FollowTheRuleWrittenByHand) {
+  const std::string falling = "weight_versions: {where: {stage: s}, versions: pp - s}\n";
+  const struct {
+    const char* order;
+    std::string more;
+    std::vector<int64_t> delays;
+  } cases[] = {{"pipedream", "", {1, 0}},       {"pipedream", "", {1, 1, 0}},
+               {"pipedream", "", {1, 1, 1, 0}}, {"1f1b", falling, {1, 0}},
+               {"1f1b", falling, {2, 1, 0}},    {"1f1b", falling, {3, 2, 1, 0}}};
+  for (const auto& [order, more, delays] : cases) {
+    const auto stages = std::ssize(delays);
+    const Training got = on_devices(order, stages, 5, more);
+    for (const std::vector<int64_t>& other :
+         {delays, std::vector<int64_t>(delays.rbegin(), delays.rend()),
+          std::vector<int64_t>(delays.size(), 0), std::vector<int64_t>(delays.size(), delays[0])}) {
+      const Training wanted = by_hand(other, 5);
+      const double losses = largest_difference(got.losses, wanted.losses),
+                   weights = largest_difference(got.weights, wanted.weights);
+      if (other == delays) {
+        EXPECT_LT(std::max(losses, weights), 1e-5) << order << " " << stages;
+      } else {
+        EXPECT_GT(std::min(losses, weights), 1e-4) << order << " " << stages;
+      }
+    }
   }
 }
 

@@ -214,12 +214,15 @@ inline std::string joining_strategy(Random& random, size_t microbatches) {
   }
 }
 
-// Two versions of the weights; two plans of three have steps that overlap.
+// Several versions of the weights, of all stages or of each its own number; two plans of three have
+// steps that overlap.
 inline std::string overlapping_strategy(Random& random, size_t microbatches) {
   const size_t pp = 1 + pick(random, 4), dp = 1 + pick(random, 2);
   const size_t mb = std::max(microbatches, pp) + pick(random, 3);
-  std::string text =
-      fmt::format("piper: 1\nmesh: {{pp: {}, dp: {}}}\nweight_versions: 2\n", pp, dp);
+  std::string text = fmt::format(
+      "piper: 1\nmesh: {{pp: {}, dp: {}}}\nweight_versions: {}\n", pp, dp,
+      one_of<const char*>(random, {"2", "2", "{where: {stage: s}, versions: pp - s + 1}",
+                                   "{where: {stage: s}, versions: \"min(2, pp - s)\"}"}));
   text += random_train(random, dp * mb * (1 + pick(random, 2)));
   text += fmt::format("annotate:\n  - balance: {{tag: stage, into: {}}}\n", pp);
   text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", mb);

@@ -246,7 +246,9 @@ inline const std::vector<Rule>& rules() {
   static const std::vector<Rule> kRules = {
       {"gpipe", always, one, [](auto, auto, auto M, auto r) { return in_flight(r, M, M); }},
       {"1f1b", always, one, [](auto P, auto, auto M, auto r) { return in_flight(r, M, P - r); }},
-      // Of one step; how two of them overlap is tested with the delayed rule.
+      // Of one step; how two of them overlap is tested with the delayed rules.
+      {"pipedream", [](int64_t P, int64_t M) { return M >= P - 1; }, one,
+       [](auto P, auto, auto M, auto r) { return in_flight(r, M, P - r); }},
       {"pipedream-2bw", full, one,
        [](auto P, auto, auto M, auto r) { return in_flight(r, M, P - r); }},
       {"interleaved-1f1b", always, any, interleaved},

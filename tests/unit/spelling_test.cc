@@ -33,7 +33,8 @@ train:
   clip_norm: 1
   global_batch: 16
   seed: 7
-weight_versions: 2
+weight_versions:
+  - {where: {stage: s}, versions: "8 - s"}
 annotate:
   - balance: {tag: stage, into: 8}
   - {match: "h/{layer}/**", tags: {odd: layer % 2, stage: "layer > 3 ? 1 : 0"}}
@@ -96,7 +97,7 @@ annotate:
   rules:
     - balance: {into: 2*$stages, tag: stage}
     - {tags: {odd: layer%2, stage: "(layer > (stages - 1)) ? 1 : (0)"}, match: "h/{layer}/**"}
-weight_versions: 2
+weight_versions: [{versions: 2*$stages-s, where: {stage: s}}]
 train:
   seed: 7
   global_batch: 16
@@ -160,6 +161,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "  global_batch: 16\n"
       "  rampup:\n    - {steps: 3, global_batch: 4}\n    - {steps: 2, global_batch: 8}\n"
       "  seed: 7\n",
+      "weight_versions:\n  - {where: {stage: s}, versions: s}\n"
       "annotate:\n  - balance: {tag: stage, into: 8}\n"
       "directives:\n  - precision: {compute: bf16, keep: [Gelu], loss_scale: {static: 8}}\n"
       "  - split: {dim: batch, into: 4, as: mb}\n"
@@ -218,7 +220,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "  - offload: {what: optimizer, in_flight: 3}\n"
           "  - offload: {what: activations, match: \"h/**\", where: {stage: \"!=1\"}}\n"
           "  - stream: {where: {pass: [B, BW]}, name: w, priority: -1, sms: 8}\n"
-          "  - stream: {name: w2, sms: 9, credit: 3MiB}\n"
+          "  - stream: {name: w2, sms: 9}\n"
           "  - prefetch: {where: {kind: input}, distance: 3}\n"
           "  - fuse: {where: {kind: send}, microbatches: 2}\n"
           "  - order:\n      each: pp\n      lists:\n"

@@ -79,14 +79,13 @@ struct Replicate {
   Order sum = Order::kOrdered;  // how what replicas have is added up
   SourceSpan at, over_at, shard_at, dtype_at, gather_dtype_at;
 };
-// Moves tasks to a stream, and says what the stream is.
 // - stream: {where: {kind: all_reduce}, name: grads, priority: high, sms: 20}
-struct StreamRule {
+struct StreamRule {                 // moves tasks to a stream, and says what that is
   std::optional<Where> where;       // nothing: no task moves
   std::string name;                 // "tp{s}": a stream for each value of the variable s of `where`
   std::optional<int32_t> priority;  // higher goes first; low is -1, high 1
-  std::optional<int64_t> sms, credit;  // at most: multiprocessors, bytes of sums under way
-  SourceSpan at, name_at, credit_at;
+  std::optional<int64_t> sms;       // multiprocessors at most
+  SourceSpan at, name_at;
 };
 // Says when what tasks read from elsewhere is issued.
 struct Prefetch {  // - prefetch: {where: {kind: recv}, distance: 2}
@@ -96,8 +95,7 @@ struct Prefetch {  // - prefetch: {where: {kind: recv}, distance: 2}
   std::optional<Expr> distance;
   SourceSpan at;
 };
-// Messages between the same devices become one.
-struct FuseRule {  // - fuse: {where: {kind: send}, bucket: 25MiB}
+struct FuseRule {  // joins messages. - fuse: {where: {kind: send}, bucket: 25MiB}
   Where where;
   int64_t bucket_bytes = 0;  // messages of at least this size; 0: of all there is
   int64_t microbatches = 1;  // so many of them share a message
@@ -139,8 +137,7 @@ struct ShardRule {                // - shard: {match: "**/qkv/weight", dim: 0, o
   SourceSpan at, of_at, dim_at, over_at, capacity_at;
   bool has_dim() const { return !sends && !attention; }
 };
-// Lists forward ops that run again in the backward pass, so that what they make need not be kept
-// until then.
+// Lists forward ops that run again in the backward pass: what they make is not kept until then.
 // - recompute: {match: "h/{layer}/**", where: {stage: 0}, ops: [Gelu]}
 struct Recompute {
   std::optional<Glob> match;  // over scopes; ops with equal captures are recomputed together
@@ -169,10 +166,15 @@ struct MeshAxis {
   SourceSpan at;
 };
 
-// Names an entry that does not count.
-struct LeftOut {
+struct LeftOut {  // an entry that does not count
   SourceSpan at;
   std::string what, why;  // "recompute", "its 'when' is 0"
+};
+struct WeightVersions {  // - {where: {stage: s}, versions: "stages - s"}
+  static constexpr int64_t kMost = 64;
+  Where where;    // over tags of the ops that read parameters; empty: all
+  Expr versions;  // k: their gradients are taken at the weights before the last k - 1 updates
+  SourceSpan at;
 };
 struct RampStage {  // of a batch that grows
   int64_t steps = 0, global_batch = 0;
@@ -194,9 +196,8 @@ struct Strategy {
   std::vector<LossTerm> loss;  // empty: the model's own
   SourceSpan loss_at;
   TrainSpec train;
-  bool has_optimizer = false;   // train: {optimizer: …} is given
-  int64_t weight_versions = 1;  // k: gradients at the weights before the last k - 1 updates
-  SourceSpan weight_versions_at;
+  bool has_optimizer = false;                   // train: {optimizer: …} is given
+  std::vector<WeightVersions> weight_versions;  // empty: one of each parameter
   uint64_t seed = 0;
   Annotate annotate;
   std::vector<Split> splits;
@@ -236,9 +237,8 @@ Result<Strategy> parse_strategy(const std::string& name, const std::vector<Defin
                                 const std::vector<std::string>& library = {});
 
 // Returns the strategy that counts, after includes, definitions and expressions: one file without
-// params, sections and keys in one order, numbers with their defaults. Read again it is the same
-// strategy, and prints the same; what a user writes otherwise but means alike (comments, names of
-// params, blanks, the order of unordered entries) prints alike.
+// params, sections and keys in one order, numbers with their defaults. Read again it is the same,
+// and prints the same; what means alike (comments, names of params, blanks) prints alike.
 std::string print_strategy(const Strategy& strategy);
 
 // Returns the JSON Schema (draft-07) of a strategy file, made from the same table of keys that the

@@ -3,6 +3,7 @@
 // the same coordinates of the axes on which roles depend are one *device*.
 #pragma once
 
+#include <set>
 #include <span>
 
 #include "piper/plan/bundle.h"
@@ -109,7 +110,7 @@ struct RoleSummary {
   int64_t packed_bytes = 0, workspace_bytes = 0, transport_bytes = 0, scratch_bytes = 0;
   int64_t peak_bytes = 0, host_bytes = 0;
   int64_t versions = 0, version_bytes = 0;  // older ones of parameters
-  int32_t oldest = 0;                       // of them, in updates
+  std::set<int32_t> kept_times;             // versions of a trained parameter
   int64_t ops() const;                      // forward
 };
 

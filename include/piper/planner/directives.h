@@ -117,6 +117,13 @@ Result<Cut> couple_replicas(const Graph& step, const Strategy& strategy, Cut cut
 Result<Cut> choose_replicas(const Graph& step, const Strategy& strategy, const Variables& variables,
                             Cut cut);
 
+// Returns by parameter of a differentiated graph how many versions of it are kept, if that are
+// several: the most that entries say of the forward ops that read it. Errors: an entry that is of
+// no op, two of one op, a number that is not 1 to 64.
+Result<std::map<std::string, int64_t>> versions_of(const Graph& step,
+                                                   const std::vector<WeightVersions>& entries,
+                                                   const Variables& variables);
+
 // Rounds parameters where `replicate` gathers them in 16 bits and the model reads them in f32.
 // Error: that is not said to be lossy.
 Result<Graph> round_gathered(Graph step, const Strategy& strategy, const Cut& cut,

@@ -22,11 +22,10 @@ struct DagSpec {
   std::map<std::string, std::vector<SumRound>> rounds_of;  // by parameter: as its gradient does
   // See Dag.
   bool split_backward = false, split_recompute = false, split_update = false, split_sums = false;
-  std::vector<int32_t> group_of;  // of another plan: sums are formed as there
-  int64_t weight_versions = 1;    // see Version
-  bool steps_overlap = false;     // tasks of the next step run before this one ends
-  InBlocksOf in_blocks;           // of a plan that sends nothing: it rounds as one that does
-  bool keeps_copies = true;       // of parameters that microbatches cast (Dag::copies)
+  std::vector<int32_t> group_of;                   // of another plan: sums are formed as there
+  std::map<std::string, int64_t> weight_versions;  // see Version; by parameter: of those with two
+  InBlocksOf in_blocks;      // of a plan that sends nothing: it rounds as one that does
+  bool keeps_copies = true;  // of parameters that microbatches cast (Dag::copies)
   std::optional<std::set<std::string>> copies;  // no others than these
   std::map<std::string, TrainedPart> trained;   // by parameter
   Variants variants;

@@ -49,15 +49,20 @@ std::vector<std::string> tags_of(const Strategy& strategy) {
 
 }  // namespace
 
+Names names_of(const Strategy& read) {
+  Names names;
+  for (const MeshAxis& axis : read.mesh) names.axes.push_back(axis.name);
+  names.tags = tags_of(read);
+  return names;
+}
+
 Status read_directives(const std::vector<Sections::Item>& entries, const Scope& scope,
                        Strategy& out) {
   ErrorList errors;
   const std::vector<const yaml::Entry*> all = list_directives(entries, errors);
   // Splits first, wherever they are: they name a tag that the others may use.
   for (const bool splits : {true, false}) {
-    Names names;
-    for (const MeshAxis& axis : out.mesh) names.axes.push_back(axis.name);
-    names.tags = tags_of(out);
+    const Names names = names_of(out);
     for (const yaml::Entry* entry : all) {
       if ((entry->key.text == "split") != splits) continue;
       Status read = read_directive(*entry, {scope, names, out}, out);

@@ -38,6 +38,7 @@ enum class Type {
   kWord,           // one of the words, or a text param
   kWords,          // a list of them, or one
   kIntegerOrWord,  // an integer, or one of the words
+  kIntegerOneOrMany,  // an integer, a map with the keys of `object`, or a list of such maps
 };
 // kStated: may be left out, and is printed with its default. kBeside: is also beside the one
 // key of a `single` object.
@@ -138,6 +139,7 @@ std::span<const Object> objects();        // all of them
 std::span<const Object> model_objects();  // of the sections that are about the model
 std::span<const Object> train_objects();
 std::span<const Object> annotate_objects();
+std::span<const Object> versions_objects();
 const Field* find_field(const Object& object, std::string_view name);  // or null
 
 // Views a map whose keys have been checked against an Object.

@@ -29,8 +29,11 @@ constexpr Field kStrategy[] = {
      kOptional,
      "The output that is the loss, or how to form it; a list: the sum of its terms."},
     {"train", one("train"), kOptional, "Optimizer, schedule, batch."},
-    {"weight_versions", kInteger, kOptional,
-     "k, up to 64: gradients are taken at the weights before the last k - 1 updates. Default 1."},
+    {"weight_versions",
+     {.type = Type::kIntegerOneOrMany, .object = "weight_versions"},
+     kOptional,
+     "k, up to 64: gradients are taken at the weights before the last k - 1 updates. Default 1. A "
+     "list: a k for each stage."},
     {"annotate", kRules, kOptional, "Rules that give ops their tags."},
     {"directives", many("directive"), kOptional, "What to do to the training step."},
 };
@@ -56,7 +59,7 @@ std::vector<Field> directive_keys() {
 std::vector<Object> all_objects() {
   static const std::vector<Field> kDirective = directive_keys();
   std::vector<Object> all(std::begin(kFileObjects), std::end(kFileObjects));
-  for (const auto some : {model_objects(), train_objects(), annotate_objects()})
+  for (const auto some : {model_objects(), train_objects(), annotate_objects(), versions_objects()})
     all.insert(all.end(), some.begin(), some.end());
   all.push_back(single("directive", kDirective));
   for (const Directive* one : kDirectives) {

@@ -24,7 +24,7 @@ class StrategyPrinter {
     model();
     const std::string train = print_block(object("train"), &s_, 2);
     if (!train.empty()) text_ += fmt::format("train:{}\n", train);
-    if (s_.weight_versions != 1) line("weight_versions", std::to_string(s_.weight_versions));
+    versions();
     annotate();
     directives();
     return std::move(text_);
@@ -61,6 +61,16 @@ class StrategyPrinter {
     lines = "";
     for (const LossTerm& one : s_.loss) lines += fmt::format("  - {}\n", term(one));
     section("loss", lines);
+  }
+
+  void versions() {
+    const auto& all = s_.weight_versions;
+    if (all.size() == 1 && all[0].where.empty())
+      return line("weight_versions", print_expr(all[0].versions));
+    std::string lines;
+    for (const WeightVersions& one : all)
+      lines += fmt::format("  - {}\n", print_map(object("weight_versions"), &one));
+    section("weight_versions", lines);
   }
 
   void annotate() {

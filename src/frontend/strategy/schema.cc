@@ -111,7 +111,9 @@ std::string type_of(const fields::Form& form) {
     case Type::kTextOrMany:
       return either(text, list_of(reference(form.object)));
     case Type::kTextOneOrMany:
-      return either(text, either(reference(form.object), list_of(reference(form.object))));
+    case Type::kIntegerOneOrMany:
+      return either(form.type == Type::kTextOneOrMany ? text : std::string(kInteger),
+                    either(reference(form.object), list_of(reference(form.object))));
     case Type::kManyOrOne:
       return either(list_of(reference(form.object)), reference(form.other));
     case Type::kWhere:

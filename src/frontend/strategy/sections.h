@@ -100,12 +100,15 @@ Status read_loss(const yaml::Entry& entry, const Scope& scope, Strategy& out);
 // `entry` may be null: everything has a default.
 Status read_train(const yaml::Entry* entry, const Scope& scope, Strategy& out);
 Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out);
+Status read_versions(const yaml::Entry& entry, const Scope& scope, Strategy& out);
 
 // Shares what precision directives say of all gradients and of the loss: one type each, one scale.
 Status share_precision(Strategy& out);
 // Error: conditions of `directive`, which chooses ops, on what ops do not have.
 Status check_where_of_ops(const Where& where, std::string_view directive,
                           std::initializer_list<std::string_view> not_by);
+// Returns what directives may name after what is read so far: axes, and tags of ops.
+Names names_of(const Strategy& read);
 Status read_directives(const std::vector<Sections::Item>& entries, const Scope& scope,
                        Strategy& out);
 // Returns what values beside the conditions may name: what these bind, and M.

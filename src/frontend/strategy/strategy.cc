@@ -7,19 +7,6 @@
 namespace piper {
 namespace {
 
-// A plan may keep as many (plan/bundle/check_tensors.cc).
-constexpr int64_t kMostVersions = 64;
-
-Status read_versions(const yaml::Entry* versions, const Scope& scope, Strategy& out) {
-  if (versions == nullptr) return ok_status();
-  const yaml::Node& value = versions->value;
-  PIPER_ASSIGN(out.weight_versions, read_integer(value, scope));
-  out.weight_versions_at = value.at;
-  if (out.weight_versions >= 1 && out.weight_versions <= kMostVersions) return ok_status();
-  return fail(value.at, "'weight_versions' must be 1 to {}, not {}", kMostVersions,
-              out.weight_versions);
-}
-
 // Takes the value, or notes its error.
 template <class T>
 void keep(Result<T> value, T& out, ErrorList& errors) {
@@ -37,7 +24,6 @@ void read_model_sections(const Sections& sections, const Scope& scope, Strategy&
     keep(read_dims(*dims, scope), out.dims, errors);
   keep(read_parameters(sections.parameters, scope), out.parameters, errors);
   if (const yaml::Entry* loss = sections.find("loss")) errors.add(read_loss(*loss, scope, out));
-  errors.add(read_versions(sections.find("weight_versions"), scope, out));
   errors.add(read_train(sections.find("train"), scope, out));
 }
 
@@ -73,7 +59,9 @@ Result<Strategy> parse_strategy(const std::string& name, const std::vector<Defin
     named = named && read.ok();
     errors.add(std::move(read));
   }
-  // Directives may only name axes and tags that are there.
+  // What follows may only name axes and tags that are there.
+  if (const yaml::Entry* versions = sections.find("weight_versions"); versions && named)
+    errors.add(read_versions(*versions, scope, out));
   if (named) errors.add(read_directives(sections.directives, scope, out));
   if (errors.empty()) check_used(sections, scope, defines, errors);
   PIPER_TRY(errors.status());

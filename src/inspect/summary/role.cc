@@ -313,7 +313,6 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
     const int64_t bytes = tensor.type.bytes();
     if (tensor.previous_of >= 0 && tensor.type.dtype != DType::kI64) {
       ++summary.versions;
-      summary.oldest = std::max(summary.oldest, role.age(tensor));
       add_bytes(bytes, summary.version_bytes);
     }
     if (tensor.host) continue;
@@ -347,6 +346,19 @@ std::string layout_of(const RoleProgram& role, const Tensor& tensor) {
                         block == 0 ? "" : ", with zeros");
   }
   return text;
+}
+
+// Requires the parameters.
+void count_versions(const RoleProgram& role, RoleSummary& summary) {
+  std::map<std::string_view, int32_t> oldest;
+  for (const Tensor& tensor : role.tensors)
+    if (tensor.kind == BufferKind::kState) {
+      int32_t& age = oldest[role.original(tensor).param];
+      age = std::max(age, role.age(tensor));
+    }
+  for (const ParameterSummary& one : summary.parameters)
+    if (one.kind == ParameterSummary::Kind::kTrained)
+      summary.kept_times.insert(1 + oldest[one.name]);
 }
 
 void add_parameters(const RoleProgram& role, const Training& training, RoleSummary& summary) {
@@ -445,6 +457,7 @@ Result<RoleSummary> summarise_role(const RoleProgram& role) {
   summary.table = role.table;
   count_memory(role, summary);
   add_parameters(role, training, summary);
+  count_versions(role, summary);
   sum_by_stage(summary);
   add_batch(role, summary);
   summary.train.insert(summary.train.end(), training.shared.begin(), training.shared.end());

@@ -106,13 +106,13 @@ bool has(const Settings& settings, const std::string& name) {
 void add_train(Summary& summary) {
   std::set<int32_t> micros;
   std::map<std::string, std::string> inputs;
-  int32_t oldest = 0;
+  std::set<int32_t> versions;
   for (const RoleSummary& role : summary.roles) {
     for (const OrderedTask& item : role.order) micros.insert(item.micro);
     for (const auto& [name, value] : role.train)
       if (!has(summary.train, name)) summary.train.emplace_back(name, value);
     inputs.insert(role.inputs.begin(), role.inputs.end());
-    oldest = std::max(oldest, role.oldest);
+    versions.insert(role.kept_times.begin(), role.kept_times.end());
   }
   summary.train.insert(summary.train.begin() + std::min<ptrdiff_t>(1, std::ssize(summary.train)),
                        {"microbatches", std::to_string(micros.size())});
@@ -135,7 +135,11 @@ void add_train(Summary& summary) {
     summary.train.emplace_back("local_steps",
                                fmt::format("{}, then {} sent over all ranks ({} a step)", every,
                                            human_bytes(sent), human_bytes(sent / every)));
-  if (oldest > 0) summary.train.emplace_back("weight_versions", std::to_string(oldest + 1));
+  if (!versions.empty() && *versions.rbegin() > 1)
+    summary.train.emplace_back(
+        "weight_versions", versions.size() == 1
+                               ? std::to_string(*versions.begin())
+                               : fmt::format("{} to {}", *versions.begin(), *versions.rbegin()));
   for (const auto& [name, text] : inputs) summary.train.emplace_back("input " + name, text);
   summary.train.emplace_back("seed", std::to_string(summary.manifest.seed));
 }

@@ -39,7 +39,10 @@ std::string difference(const Tensor& own, const Tensor& other) {
 class NameCheck {
  public:
   NameCheck(const Model& model, const Single& single, Findings& findings)
-      : model_(model), role_(*single.model.cells[0].role), findings_(findings) {}
+      : model_(model),
+        single_(single.model),
+        role_(*single.model.cells[0].role),
+        findings_(findings) {}
 
   void run() {
     std::set<const RoleProgram*> seen;
@@ -54,6 +57,7 @@ class NameCheck {
       if (tensor->kind == BufferKind::kState && !found_.contains(name))
         add("no rank keeps the {}, which one device does", quote_control(name));
     check_sums();
+    check_delays();
     std::set<std::string_view> wanted;
     for (const Report& report : role_.reports) wanted.insert(report.name);
     check_same(reports_, wanted, "report");
@@ -99,6 +103,35 @@ class NameCheck {
     }
     check_same(own, wanted, "sum");
   }
+  // Returns of how many updates ago microbatches read a parameter: the age of its oldest version.
+  static std::map<std::string_view, int32_t> delays_in(const Model& model) {
+    std::map<std::string_view, int32_t> delays;
+    std::set<const RoleProgram*> seen;
+    for (const Cell& cell : model.cells) {
+      if (!seen.insert(cell.role).second) continue;
+      for (const Tensor& tensor : cell.role->tensors)
+        if (tensor.previous_of >= 0) {
+          int32_t& delay = delays[cell.role->original(tensor).param];
+          delay = std::max(delay, cell.role->age(tensor));
+        }
+    }
+    delays.erase("");  // numbers
+    return delays;
+  }
+  void check_delays() {
+    const auto own = delays_in(model_), wanted = delays_in(single_);
+    const auto compare = [&](const auto& some, const auto& others, bool is_own) {
+      for (const auto& [param, delay] : some) {
+        const auto found = others.find(param);
+        const int32_t other = found == others.end() ? 0 : found->second;
+        if (delay != other && (is_own || found == others.end()))
+          add("microbatches read '{}' as it is {} updates before a step, {} on one device",
+              quote_control(param), is_own ? delay : other, is_own ? other : delay);
+      }
+    };
+    compare(own, wanted, true);
+    compare(wanted, own, false);
+  }
   void check_same(const std::set<std::string_view>& own, const std::set<std::string_view>& wanted,
                   const char* what) {
     for (const std::string_view name : own)
@@ -108,7 +141,7 @@ class NameCheck {
         add("no rank has the {} '{}' of one device", what, quote_control(name));
   }
 
-  const Model& model_;
+  const Model &model_, &single_;
   const RoleProgram& role_;
   Findings& findings_;
   const Tensors of_one_ = kept_of(role_);

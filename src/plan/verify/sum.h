@@ -122,10 +122,12 @@ class SumCheck : public BufferWalk<Content> {
         model_(model),
         findings_(findings),
         report_(report),
-        scalars_(model, section, findings, [this](Spot place, int32_t buffer) {
-          const Content& content = held(place, buffer);
-          return StepScalars::Known{content.param, content.cut.mask()};
-        }) {
+        scalars_(model, section, findings,
+                 [this](Spot place, int32_t buffer) {
+                   const Content& content = held(place, buffer);
+                   return StepScalars::Known{content.param, content.cut.mask()};
+                 }),
+        oldest_(model.master_of.size()) {
     for (const Cell& cell : model.cells) {
       held_.emplace_back(cell.role->buffers.size());
       numbers_.emplace_back();
@@ -139,8 +141,11 @@ class SumCheck : public BufferWalk<Content> {
         const auto age = static_cast<int16_t>(cell.role->age(tensor));
         held_.back()[b].param = param_of_version(cell, tensor);
         held_.back()[b].version = static_cast<int16_t>(-age);
-        oldest_ = std::max<int32_t>(oldest_, age);
-        if (held_.back()[b].param >= 0) continue;
+        if (const int32_t param = held_.back()[b].param; param >= 0) {
+          int32_t& oldest = oldest_[master(param)];
+          oldest = std::max<int32_t>(oldest, age);
+          continue;
+        }
         numbers_.back().resize(cell.role->buffers.size());
         numbers_.back()[b] = numbers_.back()[tensor.previous_of] = true;
       }
@@ -262,12 +267,12 @@ class SumCheck : public BufferWalk<Content> {
     return cell.facts->buffers[of].param;
   }
   // Returns the version of a parameter that computations on samples must read: that before this
-  // step or, with k versions of weights, before the step k - 1 steps ago.
+  // step or, where some rank keeps k versions of it, before the step k - 1 steps ago.
   int32_t version_read(Spot place, int32_t param) const {
     if (!trained(place.cell, param)) return 0;  // never updated
-    const bool older = model_.is_gradient[model_.gradient_of[param]];
-    return section_.training_step(place) - (older ? oldest_ : 0);
+    return section_.training_step(place) - oldest_[master(param)];
   }
+  int32_t master(int32_t param) const { return is_copy(param) ? model_.master_of[param] : param; }
   // Checks an update: it is the first of the step, reads the finished gradient, and of sharded
   // values only the shard that the parameter has.
   void check_update(Spot place, const Instruction& one, const Content& result, int32_t arg,
@@ -313,7 +318,7 @@ class SumCheck : public BufferWalk<Content> {
   VerifyReport& report_;
   StepScalars scalars_;
   std::vector<std::vector<Content>> held_;  // by cell and buffer
-  int32_t oldest_ = 0;                      // in updates: of every trained parameter
+  std::vector<int32_t> oldest_;             // by parameter: in updates
   std::vector<std::vector<bool>> numbers_;  // by cell and buffer: a version of the step's number
   SampleTable samples_;
   IdSets sets_;                // sets of sample ids, and sets of sums

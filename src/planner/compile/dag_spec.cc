@@ -37,8 +37,6 @@ namespace {
 Status split_passes(const Strategy& strategy, DagSpec& spec) {
   for (const Order& order : strategy.orders) {
     PIPER_ASSIGN(spec.split_update, names_updates(order));
-    PIPER_ASSIGN(const auto tags, tags_named(order));
-    spec.steps_overlap = std::ranges::count(tags, "step") > 0;
     PIPER_ASSIGN(const auto passes, passes_named(order));
     for (const std::string& pass : passes) {
       spec.split_backward = spec.split_backward || pass == "BI" || pass == "BW";
@@ -61,7 +59,10 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   if (making.trained != nullptr) spec.trained = *making.trained;
   spec.keeps_copies = making.strategy.local_steps.empty();
   if (making.evaluates) spec.copies = making.copies;
-  spec.weight_versions = making.is_section() ? 1 : making.strategy.weight_versions;
+  if (!making.is_section()) {
+    PIPER_ASSIGN(spec.weight_versions,
+                 versions_of(step, making.strategy.weight_versions, making.variables));
+  }
   const auto leave_mesh = [&](std::vector<SumRound>& rounds) {
     for (SumRound& round : rounds)
       if (making.is_oracle()) round.axes.clear();  // it has no mesh
@@ -81,7 +82,6 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   PIPER_TRY(split_passes(making.strategy, spec));
   spec.split_update = spec.split_update && making.has_order();
   spec.split_sums = spec.split_sums && making.has_order();
-  spec.steps_overlap = spec.steps_overlap && making.has_order();
   if (!making.is_oracle()) spec.mesh = cut.mesh;
   return spec;
 }

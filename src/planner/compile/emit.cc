@@ -101,8 +101,8 @@ Status emit_onnx_training(const CompileOptions& options, const std::string& path
                parse_strategy(options.strategy, options.defines, options.library));
   if (!strategy.precisions.empty())
     return fail(strategy.precisions[0].at, "precision cannot be said in training_info");
-  if (strategy.weight_versions > 1)
-    return fail(strategy.weight_versions_at, "weight_versions cannot be said in training_info");
+  if (!strategy.weight_versions.empty())
+    return fail(strategy.weight_versions[0].at, "weight_versions cannot be said in training_info");
   PIPER_ASSIGN(Imported imported, import_onnx(options.model, import_options(strategy, options)));
   Explanations ignored;
   PIPER_TRY(use_training(imported, strategy, ignored));

@@ -24,52 +24,45 @@ void explain_copies(const Dag& dag, Explanations& explain) {
 
 void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& explain) {
   if (dag.versions.empty()) return;
-  std::map<ValueId, ValueId> master_of;  // of copies and older versions
+  std::map<ValueId, ValueId> master_of;                   // of copies
+  std::map<ValueId, std::pair<ValueId, int64_t>> age_of;  // of older versions: their newest
   for (const Copy& copy : dag.copies) master_of[copy.copy] = copy.master;
-  std::set<ValueId> kept;
-  int64_t bytes = 0;
-  for (auto version = dag.versions.rbegin(); version != dag.versions.rend(); ++version)
-    if (dag.graph.value(version->newest).type.dtype != DType::kI64) {  // no number of the step
-      const ValueId master = master_of.try_emplace(version->newest, version->newest).first->second;
-      master_of[version->previous] = master;
-      kept.insert(master);
-      bytes += dag.graph.value(version->newest).type.bytes();
-    }
-  const int64_t versions = strategy.weight_versions;
-  explain.push_back(
-      {strategy.weight_versions_at,
-       "weight_versions",
-       {fmt::format("{} parameters are kept {}, {} more; gradients are taken at "
-                    "the weights before the last {}",
-                    kept.size(), versions == 2 ? "twice" : fmt::format("{} times", versions),
-                    human_bytes(bytes),
-                    versions == 2 ? "update" : fmt::format("{} updates", versions - 1))}});
-  if (versions > 2)
-    explain.back().lines.push_back(
+  std::map<ValueId, std::pair<int64_t, int64_t>> kept;  // by parameter: the oldest, bytes
+  for (auto version = dag.versions.rbegin(); version != dag.versions.rend(); ++version) {
+    if (dag.graph.value(version->newest).type.dtype == DType::kI64) continue;  // of the step
+    const auto newer = age_of.find(version->newest);
+    const auto [newest, age] =
+        newer == age_of.end() ? std::pair(version->newest, int64_t{0}) : newer->second;
+    age_of[version->previous] = {newest, age + 1};
+    auto& [oldest, bytes] = kept[master_of.try_emplace(newest, newest).first->second];
+    oldest = std::max(oldest, age + 1);
+    bytes += dag.graph.value(newest).type.bytes();
+  }
+  std::map<int64_t, std::pair<int64_t, int64_t>, std::greater<>> of_age;  // parameters, bytes
+  for (const auto& [param, one] : kept)
+    ++of_age[one.first].first, of_age[one.first].second += one.second;
+  Explanation report{strategy.weight_versions[0].at, "weight_versions", {}};
+  for (const auto& [oldest, all] : of_age)
+    report.lines.push_back(fmt::format(
+        "{} parameters are kept {}, {} more; gradients are taken at "
+        "the weights before the last {}",
+        all.first, oldest == 1 ? "twice" : fmt::format("{} times", oldest + 1),
+        human_bytes(all.second), oldest == 1 ? "update" : fmt::format("{} updates", oldest)));
+  if (!of_age.empty() && of_age.begin()->first > 1)
+    report.lines.push_back(
         "steps overlap by one at most: no order begins a step two or more ahead");
+  explain.push_back(std::move(report));
 }
 
 Status explain_plans(const Lowered& lowered, Making& making) {
   if (making.is_oracle()) return ok_status();
-  const Strategy& strategy = making.strategy;
-  const bool delays = strategy.weight_versions > 1;
   if (lowered.twice.values > 0)
     making.explain().push_back(
-        {delays ? strategy.weight_versions_at : strategy.orders.front().at,
-         delays ? "weight_versions" : "order",
+        {making.strategy.weight_versions[0].at,
+         "weight_versions",
          {fmt::format("{} values of a step have two buffers, {} more: the next step begins them "
                       "before this one has done with them",
                       lowered.twice.values, human_bytes(lowered.twice.bytes))}});
-  for (const CreditCount& count : lowered.credits)
-    for (const StreamRule& rule : making.strategy.streams)
-      if (rule.credit && (rule.name == count.stream || rule.name.find('{') != rule.name.npos))
-        making.explain().push_back(
-            {rule.credit_at,
-             "stream",
-             {fmt::format(
-                 "'{}': {} sums over replicas, {} of them before some whose terms are there "
-                 "earlier",
-                 count.stream, count.messages, count.early)}});
   for (size_t o = 0; o < lowered.offloads.size(); ++o) {
     const OffloadCount& count = lowered.offloads[o];
     PIPER_ASSIGN(Explanation report, explain_offload(making.strategy.offloads[o], count.values,

@@ -204,18 +204,22 @@ void read_in_blocks(Dag& dag, const std::map<std::string, PartsInBlocks>& params
   graph.put_in_order(order);
 }
 
-void keep_previous_weights(Dag& dag, int64_t versions) {
+void keep_previous_weights(Dag& dag, const std::map<std::string, int64_t>& versions) {
   Graph& graph = dag.graph;
   std::vector<bool> is_read(graph.values.size());
   for (const Node& node : graph.nodes)
     for (ValueId input : node.inputs)
       if (node.pass != Pass::kU && input.valid()) is_read[input.index()] = true;
   std::vector<ValueId> previous(graph.values.size());
-  const auto keep = [&](ValueId newest, const std::string& name) {
-    if (!is_read[newest.index()]) return;
+  std::vector<int64_t> of_param(graph.values.size(), 1);
+  for (const Param& param : graph.params)
+    if (const auto known = versions.find(param.name); known != versions.end())
+      of_param[param.value.index()] = known->second;
+  const auto keep = [&](ValueId newest, const std::string& name, int64_t wanted) {
+    if (!is_read[newest.index()] || wanted == 1) return;
     const DType dtype = graph.value(newest).type.dtype;
     std::vector<Version> chain;
-    for (ValueId newer = newest; std::ssize(chain) < versions - 1; newer = chain.back().previous) {
+    for (ValueId newer = newest; std::ssize(chain) < wanted - 1; newer = chain.back().previous) {
       const std::string age = chain.empty() ? "" : std::to_string(chain.size() + 1);
       chain.push_back({newer, add_state_like(graph, newest, name + ".previous" + age, dtype)});
     }
@@ -224,8 +228,9 @@ void keep_previous_weights(Dag& dag, int64_t versions) {
     dag.versions.insert(dag.versions.end(), chain.rbegin(), chain.rend());
   };
   for (const Param& param : graph.params)
-    if (param.gradient.valid()) keep(param.value, param.name);
-  for (const Copy& copy : dag.copies) keep(copy.copy, std::string(graph.value(copy.copy).name));
+    if (param.gradient.valid()) keep(param.value, param.name, of_param[param.value.index()]);
+  for (const Copy& copy : dag.copies)
+    keep(copy.copy, std::string(graph.value(copy.copy).name), of_param[copy.master.index()]);
   read_instead(graph, previous);
 }
 

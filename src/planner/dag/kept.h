@@ -16,9 +16,9 @@ ValueId rounded_in_blocks(Builder& build, ValueId value, const PartsInBlocks& ho
 // Lets microbatches read parameters, or their copies, as gathers in blocks would bring them.
 void read_in_blocks(Dag& dag, const std::map<std::string, PartsInBlocks>& params);
 
-// Adds older versions, so that there are so many, of each trained parameter that is read and of
-// each copy: states that start as it does. Microbatches read the oldest.
-void keep_previous_weights(Dag& dag, int64_t versions);
+// Adds older versions, so that there are as many as are said of the parameter, of each trained one
+// that is read and of each copy: states that start as it does. Microbatches read the oldest.
+void keep_previous_weights(Dag& dag, const std::map<std::string, int64_t>& versions);
 
 // What is drawn depends on the number of the step. So that a step may begin while the one before is
 // under way, the number is kept in two versions, too: the newest is that of the next step. What

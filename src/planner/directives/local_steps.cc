@@ -17,8 +17,8 @@ Status check_training(const Strategy& strategy) {
   const SourceSpan& at = strategy.local_steps[0].at;
   if (train.ema) return not_supported(at, "train.ema");
   if (!strategy.rampup.empty()) return not_supported(strategy.rampup_at, "rampup");
-  if (strategy.weight_versions != 1)
-    return not_supported(strategy.weight_versions_at, "weight_versions");
+  if (!strategy.weight_versions.empty())
+    return not_supported(strategy.weight_versions[0].at, "weight_versions");
   for (const ParamGroup& group : train.groups)
     if (group.rate.find("tokens") != group.rate.npos)
       return not_supported(group.rate_at, "a learning rate by tokens");

@@ -274,8 +274,8 @@ Result<std::vector<std::string>> placed_parts(const Strategy& strategy) {
                   split.as)
           .with_note(fmt::format("the region is split at line {}", split.at.line));
     };
-    if (strategy.weight_versions > 1)
-      return beside(strategy.weight_versions_at, "several versions of the weights");
+    if (!strategy.weight_versions.empty())
+      return beside(strategy.weight_versions[0].at, "several versions of the weights");
     for (const Order& order : strategy.orders)
       if (order.policy) return beside(order.policy->at, "a policy");
   }
