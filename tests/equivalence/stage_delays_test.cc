@@ -177,6 +177,35 @@ TEST_P(Models, AnotherVersionOfOneStageIsSeen) {
   EXPECT_GE(seen, 2);
 }
 
+// Forwards of the next step that read, in one stage, a version too old or too new.
+TEST_P(Models, AnotherVersionOfTheNextStepIsSeen) {
+  const std::string model = GetParam();
+  const auto compiled = compile(model, kSgd, "pipedream", kFalling, "", "", {4, 1, 4});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  int64_t seen = 0;
+  for (size_t r = 0; r < compiled->set.roles.size(); ++r) {
+    const RoleProgram& right = compiled->set.roles[r];
+    std::map<int32_t, int32_t> older, newer;
+    for (size_t b = 0; b < right.buffers.size(); ++b)
+      if (const int32_t of = right.tensor(b).previous_of;
+          of >= 0 && right.tensor(b).type.dtype != DType::kI64)
+        older[of] = static_cast<int32_t>(b), newer[static_cast<int32_t>(b)] = of;
+    for (const auto& other : {older, newer}) {
+      PlanSet wrong = compiled->set;
+      int64_t reads = 0;
+      for (Instruction& one : wrong.roles[r].body)
+        for (int32_t& arg : one.args)
+          if (const auto to = other.find(arg); one.ahead > 0 && to != other.end())
+            arg = to->second, ++reads;
+      if (reads == 0) continue;
+      ++seen;
+      EXPECT_TRUE(finds(wrong, "sum", "as it is before step")) << r;
+      EXPECT_FALSE(run_against(wrong, *compiled->single, model, 6)) << r;
+    }
+  }
+  EXPECT_GE(seen, 3);
+}
+
 // A stage that keeps fewer versions than one device is refused beside its plan, and trains
 // otherwise.
 TEST_P(Models, ADelayOfFewerUpdatesIsSeen) {

@@ -85,7 +85,8 @@ class CellOrder {
   Result<bool> reaches_ahead(const OrderItem& item) const {
     const int64_t* step = step_of(item);
     if (step == nullptr || *step == 0) return false;
-    if (*step < 0) return fail(item.at, "order: step is 0, this one, or 1, the next, not {}", *step);
+    if (*step < 0)
+      return fail(item.at, "order: step is 0, this one, or 1, the next, not {}", *step);
     if (*step > 1)
       return fail(item.at, "not supported: '{}': steps overlap by one at most", item_text(item))
           .with_note("step is 0, this one, or 1, the next");
