@@ -181,6 +181,9 @@ void add_wide(std::vector<Case>& cases) {
                                             : "stages: 4, dp: 2, microbatches: 4"});
   cases.push_back(
       {"eight_replicas", {"schedules/gpipe", "memory/zero2"}, "stages: 1, dp: 8, microbatches: 1"});
+  cases.push_back({"sums_by_need",
+                   {"items/sums-by-need"},
+                   "dp: 2, layers: 2, microbatches: 2, bucket_kib: 1, credit_kib: 2"});
 }
 void add_axes(std::vector<Case>& cases) {
   const std::string two = "stages: 1, dp: 1, microbatches: 2, ";

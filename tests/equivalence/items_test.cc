@@ -92,6 +92,16 @@ const std::string kSums =
 const std::string kBackToFront =
     "for s in 0..8: F[stage=s]\n"
     "        for s in 0..8: B[stage=7-s] U[stage=7-s]\n";
+// Of four stages on one device: what the next step's forward reads is updated before.
+const std::string kNext =
+    "for s in 0..4: repeat M: B[stage=3-s]\n"
+    "        for s in 0..4:\n"
+    "          U[stage=s]\n"
+    "          repeat M: F[step=1, stage=s]\n";
+const std::string kCredit = "  - stream: {name: reduce, credit: 64KiB}\n";
+std::string small_buckets(const std::string& keys = "") {
+  return "  - name: replicate\n    replicate: {over: dp, bucket: 16KiB" + keys + "}\n" + kCredit;
+}
 const std::string kOne = "<schedules/interleaved-1f1b>", kAgain = "<memory/recompute>";
 
 INSTANTIATE_TEST_SUITE_P(
@@ -154,6 +164,36 @@ INSTANTIATE_TEST_SUITE_P(
              "mesh: {dp: 2}\n"},
         Case{"loss_in_turn", "<items/loss-in-turn>", "stages: 2, microbatches: 4, parts: 4", "",
              kAdam, "  - recompute: {where: {part: 0}}\n"},
+        Case{"next_forward", kOne, "stages: 1, chunks: 4, microbatches: 2", kNext},
+        Case{"next_forward_again", kOne + ", " + kAgain, "stages: 1, chunks: 4, microbatches: 1",
+             kNext},
+        Case{"next_forward_ddp", kOne + ", <memory/ddp>",
+             "stages: 1, chunks: 4, dp: 4, microbatches: 1", kNext, kAdam, small_buckets()},
+        Case{"next_forward_16_bit_sums", kOne + ", <memory/ddp>",
+             "stages: 1, chunks: 4, dp: 2, microbatches: 2", kNext, kAdam,
+             small_buckets(", reduce: {dtype: bf16}")},
+        Case{"next_forward_zero1", kOne + ", <memory/zero1>",
+             "stages: 1, chunks: 4, dp: 2, microbatches: 2", kNext, kAdam,
+             small_buckets(", shard: [optimizer]")},
+        Case{"next_forward_zero2", kOne + ", <memory/zero2>",
+             "stages: 1, chunks: 4, dp: 4, microbatches: 1, bucket_kib: 16", kNext, kSgd, kCredit},
+        Case{"next_forward_zero3", kOne + ", <memory/zero3>",
+             "stages: 1, chunks: 4, dp: 2, microbatches: 2, bucket_kib: 16", kNext, kAdam, kCredit},
+        Case{"next_forward_bf16", kOne + ", <memory/zero1>, <numerics/bf16>",
+             "stages: 1, chunks: 4, dp: 2, microbatches: 1", kNext, kAdam,
+             small_buckets(", shard: [optimizer]")},
+        Case{"next_forward_after_the_norm", kOne + ", <memory/zero1>",
+             "stages: 1, chunks: 4, dp: 2, microbatches: 1", kNext, kAdamW,
+             small_buckets(", shard: [optimizer]")},
+        Case{"next_forward_placed_sums", kOne + ", <memory/ddp>",
+             "stages: 1, chunks: 4, dp: 2, microbatches: 1",
+             "for s in 0..4: B[stage=3-s]\n"
+             "        for s in 0..4:\n"
+             "          S[stage=s]\n"
+             "          U[stage=s]\n"
+             "          F[step=1, stage=s]\n"},
+        Case{"credit_alone", "<schedules/1f1b>, <memory/ddp>", "stages: 2, dp: 2, microbatches: 4",
+             "", kAdamW, small_buckets()},
         Case{"updates_and_again", kOne + ", " + kAgain, "stages: 1, chunks: 8, microbatches: 1",
              kBackToFront}),
     [](const auto& info) { return info.param.name; });
@@ -222,6 +262,26 @@ TEST(Sums, AreWhereTheOrderSays) {
   }
 }
 
+// Sums that the next forward needs first overtake others, and no other sum changes its place among
+// those of its stage.
+TEST(Credit, LetsUrgentSumsOvertake) {
+  NEED_MODEL(kModel);
+  std::vector<std::vector<std::string>> orders;
+  for (const bool credit : {false, true}) {
+    Case c{"", kOne + ", <memory/ddp>", "stages: 1, chunks: 4, dp: 2, microbatches: 1", kNext};
+    c.more = small_buckets();
+    if (!credit) c.more = c.more.substr(0, c.more.find(kCredit));
+    const auto compiled = compile_case(c, false);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    std::vector<std::string>& order = orders.emplace_back();
+    for (const Instruction& one : compiled->set.roles[0].body)
+      if (one.kind == InstructionKind::kAllReduce) order.push_back(one.label);
+  }
+  EXPECT_NE(orders[0], orders[1]);
+  for (std::vector<std::string>& order : orders) std::sort(order.begin(), order.end());
+  EXPECT_EQ(orders[0], orders[1]);
+}
+
 TEST(Items, AreRefusedBeforeWhatTheyNeed) {
   NEED_MODEL(kModel);
   const auto refused = [](const Case& c) {
@@ -260,6 +320,22 @@ TEST(Items, AreRefusedBeforeWhatTheyNeed) {
                kAdamW}),
       AllOf(HasSubstr("strategy.yaml:13:9"), HasSubstr("(line 14)"), HasSubstr("clip_norm")));
   EXPECT_THAT(refused({"", kOne, chunks, "F & U[chunk=0]\n"}), HasSubstr("no half of a pair"));
+  EXPECT_THAT(
+      refused({"", kOne, "stages: 1, chunks: 4, microbatches: 1",
+               "for s in 0..4: B[stage=3-s]\n        U[stage=0] F[step=1, stage=0]\n"
+               "        for s in 1..4: F[step=1, stage=s] U[stage=s]\n"}),
+      AllOf(HasSubstr("strategy.yaml:12:24"), HasSubstr("'F stage=1 mb=0' of the next step"),
+            HasSubstr("before this step's update of it"), HasSubstr("'U[stage=1]'")));
+  EXPECT_THAT(refused({"", kOne, chunks, "F[step=1, stage=0] F[step=1, stage=1] repeat M: B\n"}),
+              HasSubstr("strategy.yaml"));
+  const std::string ddp = kOne + ", <memory/ddp>", two = chunks + ", dp: 2";
+  EXPECT_THAT(refused({"", ddp, two, kSums, kAdam, small_buckets()}),
+              AllOf(HasSubstr("so does 'S'"), HasSubstr("strategy.yaml:8:28")));
+  EXPECT_THAT(refused({"", ddp, two, "", kAdam, kCredit}),
+              AllOf(HasSubstr("less than one message"), HasSubstr("ddp.yaml:7")));
+  EXPECT_THAT(refused({"", ddp, two, "", kAdam,
+                       "  - stream: {where: {kind: input}, name: inputs, credit: 64KiB}\n"}),
+              HasSubstr("'inputs' has none"));
   EXPECT_THAT(refused({"", "<schedules/pipedream-2bw>", "stages: 2, microbatches: 2",
                        "repeat M: F B\n        U[chunk=0]\n"}),
               HasSubstr("several versions"));
@@ -299,6 +375,32 @@ TEST(Items, AnotherOneIsSeen) {
   std::rotate(backward, update, update + 1);
   const auto moved = verify_plan_set(early->set, &*early->single);
   EXPECT_TRUE(!moved || !moved->findings.empty());
+}
+
+// A forward of the next step that reads a parameter before its update is seen, in its numbers and
+// by the verifier.
+TEST(Items, AForwardBeforeItsUpdateIsSeen) {
+  NEED_MODEL(kModel);
+  auto next = compile_case({"", kOne, "stages: 1, chunks: 4, microbatches: 1", kNext, kSgd}, true);
+  ASSERT_TRUE(next) << print_error(next.error());
+  const auto right = train(next->set, kModel, kSteps);
+  std::vector<Instruction>& body = next->set.roles[0].body;
+  const auto forward = std::ranges::find_if(body, [](const Instruction& one) {
+    return one.ahead > 0 && one.kind == InstructionKind::kCompute;
+  });
+  const auto update = std::find_if(body.begin(), forward, [](const Instruction& one) {
+    return one.pass == TaskPass::kU && one.stage == 0 && one.kind == InstructionKind::kCompute;
+  });
+  ASSERT_NE(update, forward);
+  std::rotate(update, forward, forward + 1);
+  for (Instruction& one : body) one.waits.clear();  // all of it is on one stream
+  const auto moved = verify_plan_set(next->set, &*next->single);
+  EXPECT_TRUE(!moved || !moved->findings.empty());
+  const auto wrong = train(next->set, kModel, kSteps);
+  ASSERT_TRUE(right && wrong);
+  if (kSteps > 1) {
+    EXPECT_NE(right->losses, wrong->losses);
+  }
 }
 
 }  // namespace

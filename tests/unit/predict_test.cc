@@ -71,6 +71,46 @@ TEST(Predict, ReduceScattersAreBehindComputations) {
   EXPECT_GT(std::strtod(text.c_str() + number, nullptr), 50) << text.substr(line, 200);
 }
 
+// Over a slow network a step is shorter where the next forward begins before all gradients are
+// summed, and shorter still where sums that it needs first overtake others.
+TEST(Predict, SumsByNeedShortenAStep) {
+  const Folder folder;
+  const std::string cluster = folder.write(
+      "slow.yaml",
+      "piper_cluster: 1\n"
+      "devices:\n"
+      "  gpu: {target: cuda, flops: {f32: 0.2 TFLOPS}, vector: 0.2 TFLOPS, memory: 80 GB, "
+      "bandwidth: 3 TB/s, launch: 0.2 us, issue: 0.2 us}\n"
+      "links:\n"
+      "  network: {latency: 1 us, bandwidth: 0.4 GB/s}\n"
+      "nodes: {device: gpu, devices: 8, link: network}\n");
+  const auto step_of = [&](const std::string& name, const std::string& text) {
+    const std::string strategy = folder.write(
+        name + ".yaml",
+        "piper: 1\ntrain: {optimizer: {adamw: {lr: 1e-3}}, global_batch: 16}\n" + text);
+    const std::string set = folder.path() + "/" + name;
+    const auto [code, said] =
+        run(fmt::format("piperc {}model.onnx {} --target cuda --cluster {} -o {}", kSample,
+                        strategy, cluster, set));
+    EXPECT_EQ(code, 0) << said;
+    return number_behind(run(fmt::format("piper-sim {} --cluster {} --json", set, cluster)).second,
+                         "\"step_s\": ");
+  };
+  const std::string by_need =
+      "include: <items/sums-by-need>\n"
+      "params: {dp: 8, layers: 8, bucket_kib: 64, credit_kib: 1024}\n";
+  const double plain = step_of("plain",
+                               "include: <memory/ddp>\nparams: {dp: 8}\ndirectives:\n"
+                               "  - {name: replicate, replicate: {over: dp, bucket: 64KiB}}\n"),
+               ready = step_of("ready",
+                               "include: <items/sums-by-need>\n"
+                               "params: {dp: 8, layers: 8, bucket_kib: 64}\n"
+                               "directives:\n  - drop: stream\n"),
+               need = step_of("need", by_need);
+  EXPECT_LT(ready, 0.97 * plain);
+  EXPECT_LT(need, 0.95 * ready);
+}
+
 // A slower device makes steps longer, and the gate says so.
 TEST(Predict, TheGateFailsWhereStepsGetLonger) {
   const std::string diff = fmt::format(

@@ -220,7 +220,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "  - offload: {what: optimizer, in_flight: 3}\n"
           "  - offload: {what: activations, match: \"h/**\", where: {stage: \"!=1\"}}\n"
           "  - stream: {where: {pass: [B, BW]}, name: w, priority: -1, sms: 8}\n"
-          "  - stream: {name: w2, sms: 9}\n"
+          "  - stream: {name: w2, sms: 9, credit: 3MiB}\n"
           "  - prefetch: {where: {kind: input}, distance: 3}\n"
           "  - fuse: {where: {kind: send}, microbatches: 2}\n"
           "  - order:\n      each: pp\n      lists:\n"

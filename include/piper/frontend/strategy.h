@@ -84,8 +84,8 @@ struct StreamRule {                 // moves tasks to a stream, and says what th
   std::optional<Where> where;       // nothing: no task moves
   std::string name;                 // "tp{s}": a stream for each value of the variable s of `where`
   std::optional<int32_t> priority;  // higher goes first; low is -1, high 1
-  std::optional<int64_t> sms;       // multiprocessors at most
-  SourceSpan at, name_at;
+  std::optional<int64_t> sms, credit;  // at most: multiprocessors, bytes of sums under way
+  SourceSpan at, name_at, credit_at;
 };
 // Says when what tasks read from elsewhere is issued.
 struct Prefetch {  // - prefetch: {where: {kind: recv}, distance: 2}

@@ -106,6 +106,8 @@ struct MemoryTraffic {
 // Returns the traffic by role. Requires roles of a target of piper/devices/registry.h.
 std::vector<MemoryTraffic> memory_traffic(const PlanSet& set);
 
+// Sets what messages on streams with a credit take beside computations, if the devices are known.
+Status time_messages(Dag& dag, const JobCosts& costs);
 // Returns the order of the computations that the strategy asks for; list scheduling where it gives
 // a policy or, like none (null), nothing. Requires tasks.
 Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& deps,

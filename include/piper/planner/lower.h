@@ -19,12 +19,20 @@ struct TwiceCount {
   int64_t values = 0, bytes = 0;
 };
 
+// Counts the sums of gradients on a stream with a credit, over all cells, and those of them that
+// come before some whose terms were there earlier.
+struct CreditCount {
+  std::string stream;
+  int64_t messages = 0, early = 0;
+};
+
 struct Lowered {
   std::vector<RoleProgram> roles;                                // by cell
   std::vector<std::pair<std::string, TensorType>> tensor_types;  // initial values by name
   std::vector<std::pair<std::string, Bytes>> tensors;
   std::vector<OffloadCount> offloads;  // by Dag::offloads
   TwiceCount twice;
+  std::vector<CreditCount> credits;
 };
 
 // Each task's nodes are cut into segments by layer (the path up to the first number in the scope),

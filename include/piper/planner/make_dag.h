@@ -24,8 +24,9 @@ struct DagSpec {
   bool split_backward = false, split_recompute = false, split_update = false, split_sums = false;
   std::vector<int32_t> group_of;                   // of another plan: sums are formed as there
   std::map<std::string, int64_t> weight_versions;  // see Version; by parameter: of those with two
-  InBlocksOf in_blocks;      // of a plan that sends nothing: it rounds as one that does
-  bool keeps_copies = true;  // of parameters that microbatches cast (Dag::copies)
+  bool steps_overlap = false;  // tasks of the next step run before this one ends
+  InBlocksOf in_blocks;        // of a plan that sends nothing: it rounds as one that does
+  bool keeps_copies = true;    // of parameters that microbatches cast (Dag::copies)
   std::optional<std::set<std::string>> copies;  // no others than these
   std::map<std::string, TrainedPart> trained;   // by parameter
   Variants variants;

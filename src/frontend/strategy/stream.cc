@@ -31,9 +31,11 @@ Status read_stream_name(const Field&, const yaml::Entry& entry, const Reading& r
 Status check_stream(const Fields& map, const Reading& reading, StreamRule& rule) {
   if (rule.name == "overlap")
     return fail(rule.name_at, "the stream 'overlap' belongs to overlapped pairs of an order");
-  if (!rule.where && !rule.priority && !rule.sms)
+  if (!rule.where && !rule.priority && !rule.sms && !rule.credit)
     return fail(map.at(), "'stream' changes nothing")
-        .with_note("help: 'where' says which tasks run on it; 'priority' and 'sms' what it is");
+        .with_note(
+            "help: 'where' says which tasks run on it; 'priority', 'sms' and 'credit' what it is");
+  if (rule.credit) rule.credit_at = map.key_at("credit");
   // Of two entries for one stream each property has one value.
   for (const StreamRule& other : reading.strategy.streams) {
     if (other.name != rule.name) continue;
@@ -43,6 +45,7 @@ Status check_stream(const Fields& map, const Reading& reading, StreamRule& rule)
     };
     if (other.priority && rule.priority) return twice("priority");
     if (other.sms && rule.sms) return twice("sms");
+    if (other.credit && rule.credit) return twice("credit");
   }
   return ok_status();
 }
@@ -50,7 +53,7 @@ Status check_stream(const Fields& map, const Reading& reading, StreamRule& rule)
 constexpr Word kPriorities[] = {{"low", -1}, {"high", 1}};
 constexpr Field kStreamKeys[] = {
     {"where", kWhereTask, kOptional,
-     "Which tasks. Default: none; the entry only sets priority or sms of a stream.",
+     "Which tasks. Default: none; the entry only sets properties of a stream.",
      member<&StreamRule::where>},
     {"name", kName, kRequired, "The stream; {s} stands for the variable s of 'where'.",
      custom<read_stream_name, print_member<&StreamRule::name>>},
@@ -58,6 +61,11 @@ constexpr Field kStreamKeys[] = {
      "low, high or an integer; higher goes first. Default 0.", member<&StreamRule::priority>},
     {"sms", integer(1, 1024), kOptional, "Limit on the multiprocessors that its work uses.",
      member<&StreamRule::sms>},
+    {"credit", kBytes, kOptional,
+     "The compiler orders the stream's sums of gradients: of those that are ready the next "
+     "forward's "
+     "first comes next, while at most so many bytes are under way. Default: as they are ready.",
+     member<&StreamRule::credit>},
 };
 
 }  // namespace

@@ -297,6 +297,7 @@ Result<Dag> make_tasks(Dag chunks, Making& making) {
   if (making.is_oracle()) return dag;
   PIPER_ASSIGN(dag, apply_offload(std::move(dag), strategy, making.variables));
   PIPER_ASSIGN(dag, apply_streams(std::move(dag), strategy, making.variables, making.explain()));
+  PIPER_TRY(time_messages(dag, making.costs));
   return apply_prefetch(std::move(dag), strategy, making.variables, making.explain());
 }
 
@@ -348,7 +349,7 @@ Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
                        {fmt::format("{} of them are nearer to their use, after their sends",
                                     made.schedule.nearer)}});
   if (!making.has_order()) return made;
-  if (!made.dag.versions.empty() && made.schedule.body.empty())
+  if (!strategy.weight_versions.empty() && !made.dag.versions.empty() && made.schedule.body.empty())
     explain.push_back({strategy.weight_versions[0].at,
                        "weight_versions",
                        {"note: no order begins a step before the update of the one before "

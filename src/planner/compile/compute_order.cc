@@ -215,6 +215,27 @@ Explanation report(const Dag& dag, const ListPolicy& policy,
 
 }  // namespace
 
+Status time_messages(Dag& dag, const JobCosts& costs) {
+  const auto has_credit = [](const TaskStream& stream) { return stream.credit > 0; };
+  if (!costs.devices() || std::ranges::none_of(dag.streams, has_credit)) return ok_status();
+  PIPER_ASSIGN(const std::vector<double> times, times_on(dag, costs));
+  const std::vector<ChunkCost> chunks = chunk_costs(dag);
+  double flops = 0, ticks = 0;
+  for (size_t c = 0; c < chunks.size(); ++c) flops += chunks[c].flops, ticks += times[c];
+  const double flops_per_second = ticks > 0 ? flops / ticks * kTicksPerSecond : 0;
+  for (const Task& task : dag.tasks) {
+    TaskStream& stream = dag.streams[static_cast<size_t>(task.stream)];
+    if (!has_credit(stream) || !info(task.kind).adds) continue;
+    const std::vector<int32_t>& here = dag.cells[static_cast<size_t>(task.cell)];
+    std::vector<int32_t> next = here;  // of the ranks that add up
+    for (const int32_t axis : task.group) next[static_cast<size_t>(axis)] = 1;
+    const MessageTime time = costs.message(here, next);
+    stream.flops_of_byte = std::max<int64_t>(1, std::llround(time.of_byte * flops_per_second));
+    stream.flops_of_message = std::llround(time.latency * flops_per_second);
+  }
+  return ok_status();
+}
+
 Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& deps,
                                                const Strategy* strategy, const Variables& variables,
                                                const JobCosts& costs, Explanations& explain) {

@@ -37,6 +37,8 @@ namespace {
 Status split_passes(const Strategy& strategy, DagSpec& spec) {
   for (const Order& order : strategy.orders) {
     PIPER_ASSIGN(spec.split_update, names_updates(order));
+    PIPER_ASSIGN(const auto tags, tags_named(order));
+    spec.steps_overlap = std::ranges::count(tags, "step") > 0;
     PIPER_ASSIGN(const auto passes, passes_named(order));
     for (const std::string& pass : passes) {
       spec.split_backward = spec.split_backward || pass == "BI" || pass == "BW";
@@ -82,6 +84,7 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   PIPER_TRY(split_passes(making.strategy, spec));
   spec.split_update = spec.split_update && making.has_order();
   spec.split_sums = spec.split_sums && making.has_order();
+  spec.steps_overlap = spec.steps_overlap && making.has_order();
   if (!making.is_oracle()) spec.mesh = cut.mesh;
   return spec;
 }

@@ -23,7 +23,7 @@ void explain_copies(const Dag& dag, Explanations& explain) {
 }
 
 void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& explain) {
-  if (dag.versions.empty()) return;
+  if (strategy.weight_versions.empty() || dag.versions.empty()) return;
   std::map<ValueId, ValueId> master_of;                   // of copies
   std::map<ValueId, std::pair<ValueId, int64_t>> age_of;  // of older versions: their newest
   for (const Copy& copy : dag.copies) master_of[copy.copy] = copy.master;
@@ -56,13 +56,25 @@ void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& ex
 
 Status explain_plans(const Lowered& lowered, Making& making) {
   if (making.is_oracle()) return ok_status();
+  const Strategy& strategy = making.strategy;
+  const bool delays = !strategy.weight_versions.empty();
   if (lowered.twice.values > 0)
     making.explain().push_back(
-        {making.strategy.weight_versions[0].at,
-         "weight_versions",
+        {delays ? strategy.weight_versions[0].at : strategy.orders.front().at,
+         delays ? "weight_versions" : "order",
          {fmt::format("{} values of a step have two buffers, {} more: the next step begins them "
                       "before this one has done with them",
                       lowered.twice.values, human_bytes(lowered.twice.bytes))}});
+  for (const CreditCount& count : lowered.credits)
+    for (const StreamRule& rule : making.strategy.streams)
+      if (rule.credit && (rule.name == count.stream || rule.name.find('{') != rule.name.npos))
+        making.explain().push_back(
+            {rule.credit_at,
+             "stream",
+             {fmt::format(
+                 "'{}': {} sums over replicas, {} of them before some whose terms are there "
+                 "earlier",
+                 count.stream, count.messages, count.early)}});
   for (size_t o = 0; o < lowered.offloads.size(); ++o) {
     const OffloadCount& count = lowered.offloads[o];
     PIPER_ASSIGN(Explanation report, explain_offload(making.strategy.offloads[o], count.values,

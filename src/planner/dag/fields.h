@@ -20,6 +20,9 @@ PIPER_FIELDS(TaskStream) {
   v("name", &TaskStream::name, kWord);
   v("priority", &TaskStream::priority);
   v("sms", &TaskStream::sms);
+  v("credit", &TaskStream::credit);
+  v("flops_of_byte", &TaskStream::flops_of_byte);
+  v("flops_of_message", &TaskStream::flops_of_message);
 }
 
 PIPER_FIELDS(SumRound) {

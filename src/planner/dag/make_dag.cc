@@ -387,10 +387,9 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   if (!spec.trained.empty()) note_trained(dag, spec.trained);
   if (spec.keeps_copies) keep_copies(dag, spec.copies);
   if (!spec.in_blocks.read.empty()) read_in_blocks(dag, spec.in_blocks.read);
-  if (!spec.weight_versions.empty()) {
-    keep_previous_weights(dag, spec.weight_versions);
-    keep_next_step(dag);
-  }
+  const bool delays = !spec.weight_versions.empty();
+  if (delays) keep_previous_weights(dag, spec.weight_versions);
+  if (delays || spec.steps_overlap) keep_next_step(dag);
   make_chunks(dag);
   PIPER_TRY(order_chunks(dag));
   add_sums(dag, spec);

@@ -55,7 +55,7 @@ struct UpdateIndex {
   std::vector<std::vector<ValueId>> params;
 };
 // Finds the region that parameters belong to, where updates are tasks of regions: that of the only
-// chunks which read them.
+// chunks which read them, or of several in one cell that whose backward ends the gradient.
 class UpdateRegions {
  public:
   explicit UpdateRegions(const Dag& dag);
@@ -63,7 +63,7 @@ class UpdateRegions {
   const std::vector<int32_t>& tags(size_t region) const { return tags_[region]; }
   ChunkId chunk(size_t region) const { return chunks_[region]; }  // one of the region's
   // Return the region that reads a parameter or its copy, or whose parameter a gradient or its part
-  // is of; none where several regions read it.
+  // is of; none where several cells read it.
   std::optional<size_t> of_param(ValueId param) const { return find(of_param_, param); }
   std::optional<size_t> of_gradient(ValueId sum) const { return find(of_gradient_, sum); }
   // Returns the region of the only gradients that a node reads.
@@ -78,6 +78,8 @@ class UpdateRegions {
     const auto known = table.find(value);
     return known == table.end() ? std::nullopt : known->second;
   }
+  void settle_shared(const Dag& dag, ValueId param, const Sum& gradient);
+
   std::vector<std::vector<int32_t>> tags_;
   std::vector<ChunkId> chunks_;
   Table of_param_, of_gradient_;

@@ -184,16 +184,46 @@ UpdateRegions::UpdateRegions(const Dag& dag) {
         join(of_param_, read, region);
       }
   }
-  for (const Copy& copy : dag.copies)
-    if (of_param_.contains(copy.copy)) join(of_param_, copy.master, of_param_.at(copy.copy));
   std::map<ValueId, const Sum*> sums;
   for (const Sum& sum : dag.sums) sums.emplace(sum.value, &sum);
+  for (const Param& param : dag.graph.params)
+    if (const auto sum = sums.find(param.gradient); sum != sums.end())
+      settle_shared(dag, param.value, *sum->second);
+  for (const Copy& copy : dag.copies)
+    if (of_param_.contains(copy.copy)) join(of_param_, copy.master, of_param_.at(copy.copy));
   for (const Param& param : dag.graph.params) {
     const auto sum = sums.find(param.gradient);
     if (sum == sums.end()) continue;
     join(of_gradient_, sum->first, of_param(param.value));
     if (sum->second->part.valid()) join(of_gradient_, sum->second->part, of_param(param.value));
   }
+}
+
+// Several regions of one cell read a parameter: it belongs to that whose backward adds to its
+// gradient last.
+void UpdateRegions::settle_shared(const Dag& dag, ValueId param, const Sum& gradient) {
+  std::vector<ValueId> states{param};  // as they are read
+  for (const Copy& copy : dag.copies)
+    if (copy.master == param) states.push_back(copy.copy);
+  std::erase_if(states, [&](ValueId state) { return !of_param_.contains(state); });
+  const auto settled = [&](ValueId state) {
+    return of_param_[state] && of_param_[state] == of_param_[states[0]];
+  };
+  if (std::ranges::all_of(states, settled)) return;
+  std::set<int32_t> cells;
+  std::optional<size_t> last;
+  for (const Chunk& chunk : dag.chunks) {
+    if (chunk.pass == TaskPass::kU) continue;
+    const bool reads = std::ranges::any_of(
+        states, [&](ValueId state) { return std::ranges::binary_search(chunk.reads, state); });
+    const bool adds = std::ranges::any_of(gradient.uses, [&](ValueId use) {
+      return std::ranges::count(chunk.nodes, dag.graph.value(use).producer) > 0;
+    });
+    if (reads || adds) cells.insert(chunk.cell);
+    if (adds) last = static_cast<size_t>(std::ranges::find(tags_, chunk.tags) - tags_.begin());
+  }
+  if (cells.size() != 1 || !last || *last == tags_.size()) return;
+  for (ValueId state : states) of_param_[state] = last;
 }
 
 std::optional<size_t> UpdateRegions::of_reads(const Node& node) const {

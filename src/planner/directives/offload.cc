@@ -111,6 +111,13 @@ Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& va
     if (rule.what == What::kParameters && !dag.versions.empty())
       return fail(rule.at, "not supported: several versions of parameters that are on the host")
           .with_note("help: 'what: optimizer', or weight_versions: 1");
+    for (const Order& order : strategy.orders) {
+      PIPER_ASSIGN(const auto tags, tags_named(order));
+      if (rule.what == What::kParameters && std::ranges::count(tags, "step") > 0)
+        return fail(rule.at, "not supported: parameters on the host where steps overlap (line {})",
+                    order.at.line)
+            .with_note("help: 'what: optimizer'");
+    }
     PIPER_ASSIGN(Offload offload, chooser.choose(rule));
     offloads.push_back(std::move(offload));
   }

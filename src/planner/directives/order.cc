@@ -30,6 +30,12 @@ class CellOrder {
       : dag_(dag),
         order_(strategy.orders.front()),
         where_(fmt::format("{}={}", order_.each, coordinate)),
+        cell_(cell),
+        delays_(
+            std::ranges::any_of(dag.versions,
+                                [&](const Version& version) {
+                                  return info(dag.graph.value(version.newest).type.dtype).is_float;
+                                })),
         pool_(dag, cell, tasks, strategy) {
     for (const Split& split : strategy.splits)
       if (split.of_region() && split.into == 1) uncut_.insert(split.as);
@@ -46,11 +52,11 @@ class CellOrder {
     }
     PIPER_TRY(take_all(items, ahead));
     if (std::find(ahead.begin(), ahead.end(), true) == ahead.end()) out_.body.clear();
-    PIPER_TRY(check_versions());
     PIPER_TRY(check_left(items.size()));
     const std::vector<TaskId> updates = pool_.left();  // that no item names: they close the step
     out_.tasks.insert(out_.tasks.end(), updates.begin(), updates.end());
     out_.named_at.resize(out_.tasks.size(), updates.empty() ? 0 : place(order_.at));
+    PIPER_TRY(check_updated());
     return std::move(out_);
   }
 
@@ -91,11 +97,69 @@ class CellOrder {
       return fail(item.at, "not supported: '{}': steps overlap by one at most", item_text(item))
           .with_note("step is 0, this one, or 1, the next");
     if (item.pass == "U") return fail(item.at, "order: 'U' closes its own step, and no other");
-    if (dag_.versions.empty())
-      return fail(item.at, "order: '{}' begins a step before the update of the one before",
-                  item_text(item))
-          .with_note("help: weight_versions: 2");
     return true;
+  }
+  // A task of the next step comes after this step's updates of all states that it reads, but for
+  // those of which it reads an older version.
+  Status check_updated() const {
+    if (out_.ahead == 0) return ok_status();
+    std::map<ItemId, const Task*> writers, updates;  // by what others read; by state
+    for (const Task& task : dag_.tasks) {
+      if (task.cell != cell_ || is_ordered(task.pass)) continue;
+      const bool updates_states = task.pass == TaskPass::kU && task.micro < 0;
+      for (ItemId item : task.writes) {
+        writers.emplace(item, &task);
+        if (!updates_states && task.kind != InstructionKind::kAllGather) continue;
+        if (!dag_.items[item.index()].alias.valid()) continue;
+        while (dag_.items[item.index()].alias.valid()) item = dag_.items[item.index()].alias;
+        if (dag_.graph.value(dag_.items[item.index()].value).kind == ValueKind::kState)
+          updates[item] = &task;
+      }
+    }
+    std::set<std::vector<int32_t>> updated;  // regions
+    for (const int32_t t : out_.body) {
+      const TaskId id = out_.tasks[static_cast<size_t>(t)];
+      const Task& task = dag_.tasks[id.index()];
+      if (t >= out_.ahead) {
+        if (task.pass == TaskPass::kU && task.region.valid())
+          updated.insert(dag_.chunks[task.region.index()].tags);
+        continue;
+      }
+      std::vector<ItemId> open(task.reads.begin(), task.reads.end());
+      for (size_t i = 0; i < open.size(); ++i) {
+        const auto update = updates.find(open[i]);
+        if (update == updates.end()) {
+          const auto made = writers.find(open[i]);
+          if (made != writers.end())
+            open.insert(open.end(), made->second->reads.begin(), made->second->reads.end());
+          continue;
+        }
+        const ChunkId region = update->second->region;
+        if (!region.valid() || !updated.contains(dag_.chunks[region.index()].tags))
+          return not_updated(t, open[i], region);
+      }
+    }
+    return ok_status();
+  }
+  Error not_updated(int32_t t, ItemId state, ChunkId region) const {
+    const Task& task = dag_.tasks[out_.tasks[static_cast<size_t>(t)].index()];
+    const bool is_early = region.valid() || !dag_.split_update;
+    const Chunk& of = dag_.chunks[(region.valid() ? region : task.chunk).index()];
+    std::string item = "U";
+    for (size_t tag = 0; tag < of.tags.size(); ++tag)
+      if (of.tags[tag] != kNoTag)
+        item +=
+            fmt::format("{}{}={}", item == "U" ? "[" : ", ", dag_.region_tags[tag], of.tags[tag]);
+    if (item != "U") item += "]";
+    return fail(out_.places[static_cast<size_t>(out_.named_at[static_cast<size_t>(t)])],
+                "order: on {} '{}' of the next step reads '{}' before this step's update of it{}",
+                where_, print_label(dag_, task),
+                dag_.graph.value(dag_.items[state.index()].value).name,
+                is_early ? "" : ", which closes the step as that of no one stage")
+        .with_note(
+            is_early
+                ? fmt::format("help: '{}' before it, or two versions of it (weight_versions)", item)
+                : "help: two versions of it (weight_versions)");
   }
 
   // Takes all items in the order of one step: first what runs while the step before is under way.
@@ -133,8 +197,9 @@ class CellOrder {
   }
   Status check_between_steps(const std::vector<OrderItem>& items, size_t i, bool next) const {
     const auto here = items.begin() + static_cast<ptrdiff_t>(i);
-    if (!next ||
-        std::none_of(items.begin(), here, [](const OrderItem& item) { return item.pass == "U"; }))
+    if (!next || std::none_of(items.begin(), here, [](const OrderItem& item) {
+          return item.pass == "U" && item.tags.empty();
+        }))
       return ok_status();
     return fail(items[i].at, "order: on {} '{}' comes after 'U'", where_, item_text(items[i]))
         .with_note("with the update the step is over: what comes next belongs to the next one");
@@ -186,30 +251,10 @@ class CellOrder {
       if (tag == order_.micro && item.pass == "U")
         return fail(item.at, "order: '{}': an update is of all microbatches", item_text(item))
             .with_note("help: 'U[stage=1]' or 'U[chunk=0]' is that of a stage");
-    if (dag_.versions.empty()) return ok_status();
+    if (!delays_) return ok_status();
     return fail(item.at, "not supported: '{}' where parameters have several versions",
                 item_text(item))
         .with_note("what is of the whole step has no place between two steps that overlap");
-  }
-  // What begins before an update reads no parameter that the update changes in its only version.
-  Status check_versions() const {
-    if (out_.ahead == 0) return ok_status();
-    std::set<ValueId> newest;
-    for (const Param& param : dag_.graph.params)
-      if (param.gradient.valid()) newest.insert(param.value);
-    for (const Copy& copy : dag_.copies) newest.insert(copy.copy);
-    for (int32_t i = 0; i < out_.ahead; ++i) {
-      const Task& task = dag_.tasks[out_.tasks[static_cast<size_t>(i)].index()];
-      for (const ValueId value : dag_.chunks[task.chunk.index()].reads)
-        if (newest.contains(value))
-          return fail(
-                     out_.places[out_.named_at[static_cast<size_t>(i)]],
-                     "order: on {} '{}' of the next step comes before the update of '{}', of which "
-                     "there is one version",
-                     where_, print_label(dag_, task), dag_.graph.value(value).name)
-              .with_note("help: weight_versions of 2 or more for what reads it");
-    }
-    return ok_status();
   }
   static Status check_pair(const OrderItem& first, const OrderItem& second) {
     for (const OrderItem* item : {&first, &second})
@@ -274,6 +319,8 @@ class CellOrder {
   const Dag& dag_;
   const Order& order_;
   const std::string where_;
+  const int32_t cell_;
+  const bool delays_;
   OrderPool pool_;
   std::span<const OrderItem> items_;
   std::map<std::pair<int, int>, size_t> place_of_;  // by line and column

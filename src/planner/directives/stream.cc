@@ -11,13 +11,18 @@ std::string property_text(const TaskStream& stream) {
   std::string text;
   if (stream.priority != 0) text += fmt::format(", priority {}", stream.priority);
   if (stream.sms != 0) text += fmt::format(", at most {} SMs", stream.sms);
+  if (stream.credit != 0) text += fmt::format(", credit {}", human_bytes(stream.credit));
   return text;
 }
 
 class Assigner {
  public:
   Assigner(Dag& dag, const Strategy& strategy, const Variables& variables)
-      : dag_(dag), variables_(variables), matcher_(dag, strategy), claimed_by_(dag.tasks.size()) {
+      : dag_(dag),
+        strategy_(strategy),
+        variables_(variables),
+        matcher_(dag, strategy),
+        claimed_by_(dag.tasks.size()) {
     for (const Replicate& replicate : strategy.replicates) {
       if (replicate.stream_at && is_there(replicate.stream))
         named_[stream_of(dag_, replicate.stream)] = *replicate.stream_at;
@@ -32,10 +37,12 @@ class Assigner {
     excuse_ = "for what others put there";
     if (rule.where) PIPER_TRY(move_tasks(rule, counts));
     if (counts.empty() && is_there(rule.name)) counts[stream_of(dag_, rule.name)];
+    if (rule.credit) PIPER_TRY(check_credit(rule, counts));
     for (const auto& [stream, kinds] : counts) {
       TaskStream& own = dag_.streams[static_cast<size_t>(stream)];
       own.priority = rule.priority.value_or(own.priority);
       own.sms = rule.sms.value_or(own.sms);
+      own.credit = rule.credit.value_or(own.credit);
       std::string text;
       for (const auto& [kind, count] : kinds)
         text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, kind);
@@ -70,6 +77,35 @@ class Assigner {
     return stream_of(dag_, name);
   }
 
+  // Returns whether the task sums gradients over replicas, once a step.
+  bool sums_gradients(const Task& task) const {
+    return info(task.kind).adds && !task.within.valid() && task.micro < 0 &&
+           std::ranges::none_of(task.group, [&](int32_t axis) {
+             return dag_.mesh[static_cast<size_t>(axis)].placed;
+           });
+  }
+  Status check_credit(const StreamRule& rule, const std::map<int32_t, Counts>& counts) const {
+    for (const Replicate& replicate : strategy_.replicates)
+      if (replicate.stream == rule.name && replicate.bucket_bytes > *rule.credit)
+        return fail(rule.credit_at,
+                    "stream: a credit of {} is less than one message, which holds at least {}",
+                    human_bytes(*rule.credit), human_bytes(replicate.bucket_bytes))
+            .with_note("the bucket is that of " + place_of(replicate.at));
+    if (dag_.split_sums)
+      return fail(rule.credit_at, "stream: 'credit' orders the sums of gradients, and so does 'S'")
+          .with_note("from " + place_of(strategy_.orders.front().at));
+    const bool any = std::ranges::any_of(dag_.tasks, [&](const Task& task) {
+      return counts.contains(task.stream) && sums_gradients(task);
+    });
+    const bool replicates = std::ranges::any_of(
+        dag_.mesh, [](const DagAxis& axis) { return axis.replicated && axis.size > 1; });
+    if (any || counts.empty() || !replicates) return ok_status();
+    return fail(rule.credit_at,
+                "stream: 'credit' orders sums of gradients over replicas, and '{}' has none that "
+                "come once a step",
+                rule.name);
+  }
+
   Status move_tasks(const StreamRule& rule, std::map<int32_t, Counts>& counts) {
     PIPER_ASSIGN(const std::vector<TaskId> found, matcher_.find(*rule.where, variables_));
     if (found.empty()) {
@@ -101,6 +137,7 @@ class Assigner {
   }
 
   Dag& dag_;
+  const Strategy& strategy_;
   const Variables& variables_;
   TaskMatcher matcher_;
   std::vector<const StreamRule*> claimed_by_;  // by task

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "cell_buffers.h"
+#include "credit.h"
 
 namespace piper {
 namespace {
@@ -69,10 +70,10 @@ class CellLowerer {
     for (const LeavingCopy& copy : offload_plan_.leaving)
       if (copy.until < static_cast<int32_t>(role_.body.size())) wait_for(copy.until, copy.copy);
     for (const Overlap& o : overlaps_) fork_and_join(o);
-    return {std::move(role_),        std::move(overlaps_),
-            std::move(starts_),      std::move(buffers_.gathered),
-            std::move(pool_slots_),  std::move(offloaded_),
-            std::move(offload_plan_)};
+    return {std::move(role_),         std::move(overlaps_),
+            std::move(starts_),       std::move(buffers_.gathered),
+            std::move(pool_slots_),   std::move(offloaded_),
+            std::move(offload_plan_), std::move(credits_)};
   }
 
  private:
@@ -317,11 +318,12 @@ class CellLowerer {
   }
 
   void move_communication(const std::vector<TaskId>& order) {
+    const std::vector<bool> placed = placed_reductions(dag_, order);
     std::vector<bool> stays(role_.body.size());
-    for (TaskId id : order)
-      if (const Task& task = dag_.tasks[id.index()]; task.region.valid() && info(task.kind).adds)
-        stays[at(places_.instruction[id.index()])] = true;
+    for (size_t i = 0; i < order.size(); ++i)
+      if (placed[i]) stays[at(places_.instruction[order[i].index()])] = true;
     follow(order, raise_reductions(role_, dag_, overlaps_, stays));
+    follow(order, order_messages(role_, dag_, overlaps_, credits_));
     if (buffers_.gathered.empty()) return;
     follow(order, insert_gathers(role_, buffers_.gathered, dag_, pool_slots_));
   }
@@ -377,6 +379,7 @@ class CellLowerer {
   std::vector<int32_t> starts_;    // by task in order: its first instruction, and the end
   std::vector<Slot> pool_slots_;
   OffloadPlan offload_plan_;
+  std::vector<CreditCount> credits_;
   std::vector<std::vector<int32_t>> offloaded_;    // buffers, by Dag::offloads
   std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
 };

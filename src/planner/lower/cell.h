@@ -16,6 +16,7 @@ struct LoweredCell {
   std::vector<Slot> pool;                       // of gathered parameters
   std::vector<std::vector<int32_t>> offloaded;  // buffers, by Dag::offloads
   OffloadPlan offloads;
+  std::vector<CreditCount> credits;
 };
 
 // Where steps overlap it is one step, whose instructions have not moved. Notes in `places`

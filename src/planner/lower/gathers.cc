@@ -24,6 +24,7 @@ class Inserter {
   }
 
   std::vector<int32_t> run() {
+    find_updates();
     form_buckets();
     assign_slots();
     load_into_pool();
@@ -51,9 +52,32 @@ class Inserter {
     int64_t issue = 0;             // stands just before this one
   };
 
+  // Where steps overlap, the next one reads parts that this one may have updated before.
+  void find_updates() {
+    std::map<int32_t, std::vector<int32_t>> wholes;  // by part
+    for (const auto& [whole, own] : part_of_) wholes[own.part].push_back(whole);
+    for (size_t i = 0; i < role_.body.size(); ++i) {
+      const Instruction& one = role_.body[i];
+      if (one.ahead > 0) begins_.push_back(static_cast<int64_t>(i));
+      for (size_t a = 0; a < one.args.size() && one.kind == InstructionKind::kCompute; ++a)
+        if (const auto found = wholes.find(one.args[a]);
+            found != wholes.end() && role_.programs[at(one.program)].arg_written[a])
+          for (int32_t whole : found->second) updated_[whole] = static_cast<int64_t>(i);
+    }
+  }
+  // Returns which instruction of the next step is the first after the update; -1: none, or there is
+  // no update.
+  int64_t first_after_update(int32_t buffer) const {
+    const auto found = updated_.find(buffer);
+    if (found == updated_.end()) return -1;
+    const auto next = std::ranges::lower_bound(begins_, found->second);
+    return next == begins_.end() ? -1 : *next;
+  }
+
   const Task& task_of(int32_t buffer) const { return dag_.tasks[part_of_.at(buffer).task.index()]; }
-  // What may share a bucket: when, group of ranks, stream, distance, and what `fuse` has joined.
-  using Key = std::tuple<Gather, int32_t, int32_t, int32_t, TaskId, Scaled, int64_t>;
+  // What may share a bucket: when, group of ranks, stream, distance, what `fuse` has joined,
+  // and from where on the next step may read it.
+  using Key = std::tuple<Gather, int32_t, int32_t, int32_t, TaskId, Scaled, int64_t, int64_t>;
   Key key_of(int32_t buffer) const {
     const GatheredBuffer& own = part_of_.at(buffer);
     const Task& task = task_of(buffer);
@@ -63,7 +87,8 @@ class Inserter {
             task.distance,
             task.writes.size() > 1 ? own.task : TaskId(),
             own.in.type,
-            own.in.block};
+            own.in.block,
+            first_after_update(buffer)};
   }
 
   // Forms buckets in order of first use; what one instruction uses first of one group stays
@@ -199,6 +224,10 @@ class Inserter {
       const size_t ahead = at(task_of(loads_[k].buffers[0]).distance);
       const int64_t wanted = k < ahead ? 0 : loads_[k - ahead].need;
       loads_[k].issue = std::max({wanted, loads_[k].free_after + 1, last[ahead]});
+      for (int32_t buffer : loads_[k].buffers)
+        if (const auto update = updated_.find(buffer);
+            update != updated_.end() && update->second < loads_[k].need)
+          loads_[k].issue = std::max(loads_[k].issue, update->second + 1);
       last[ahead] = loads_[k].issue;
     }
     std::stable_sort(loads_.begin(), loads_.end(),
@@ -232,11 +261,13 @@ class Inserter {
   std::vector<Bucket> buckets_;
   std::vector<std::vector<size_t>> needs_;  // by instruction: buckets, ascending
   std::vector<Load> loads_;
-  std::vector<bool> kept_before_;  // by bucket: its own buffers have held it
+  std::map<int32_t, int64_t> updated_;  // by whole buffer: what updates its part
+  std::vector<int64_t> begins_;         // instructions of the next step
+  std::vector<bool> kept_before_;       // by bucket: its own buffers have held it
 };
 
-// Returns a reduction between peers, what is added up or rounded for it, or a sum of what one has
-// left.
+}  // namespace
+
 bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
   if (one.kind == InstructionKind::kCompute)
     return one.pass == TaskPass::kU && (one.micro >= 0 || !one.combines.empty());
@@ -247,7 +278,6 @@ bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
   return !of_values && !is_over_cells(dag, axes);
 }
 
-// Returns by instruction the last one of the overlap that it is in, or -1.
 std::vector<int64_t> ends_of_overlaps(const std::vector<Overlap>& overlaps, size_t instructions) {
   std::vector<int64_t> ends(instructions, -1);
   for (const Overlap& o : overlaps)
@@ -255,7 +285,14 @@ std::vector<int64_t> ends_of_overlaps(const std::vector<Overlap>& overlaps, size
   return ends;
 }
 
-}  // namespace
+std::vector<bool> placed_reductions(const Dag& dag, const std::vector<TaskId>& tasks) {
+  std::vector<bool> placed;
+  for (TaskId id : tasks) {
+    const Task& task = dag.tasks[id.index()];
+    placed.push_back(task.region.valid() && info(task.kind).adds);
+  }
+  return placed;
+}
 
 std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
                                       const std::vector<Overlap>& overlaps,

@@ -21,6 +21,13 @@ struct Slot {
   std::vector<std::pair<int32_t, int64_t>> buffers;  // with their offsets in the slot
 };
 
+// Returns by task whether it is a reduction that the order places.
+std::vector<bool> placed_reductions(const Dag& dag, const std::vector<TaskId>& tasks);
+// Returns whether it is a reduction between peers, what is added up or rounded for it, or a sum of
+// what one has left.
+bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag);
+// Returns by instruction the last one of the overlap that it is in, or -1.
+std::vector<int64_t> ends_of_overlaps(const std::vector<Overlap>& overlaps, size_t instructions);
 // Both change role.body only (insert_gathers may add buffers) and give by old position the new
 // one. `stays`, of the first instructions: those that an order has placed. `pool`: what is gathered
 // for each pass is there.

@@ -113,15 +113,17 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
   if (overlap) {
     std::vector<StepOrder> orders;
     for (size_t c = 0; c < cells.size(); ++c)
-      orders.push_back({cells[c].starts, schedule.body[c], schedule.ahead[c], schedule.overlaps[c],
+      orders.push_back({cells[c].starts, schedule.body[c], schedule.ahead[c],
+                        placed_reductions(dag, schedule.order[c]), schedule.overlaps[c],
                         cells[c].gathered, cells[c].offloaded});
-    PIPER_TRY(split_steps(lowered.roles, orders, transfers, dag, lowered.offloads, lowered.twice));
+    PIPER_TRY(split_steps(lowered.roles, orders, transfers, dag, lowered));
   } else {
     held = send_lifetimes(dag, lowered.roles, transfers);
     for (size_t c = 0; c < cells.size(); ++c) {
       for (const auto& [copy, until] : cells[c].offloads.leaving)
         held[c][at(copy)] = until - 1;  // what leaves for the host is held until it has left
       add_counts(cells[c].offloads, lowered.offloads);
+      add_counts(cells[c].credits, lowered.credits);
     }
   }
   equal_streams(lowered.roles);

@@ -2,6 +2,7 @@
 #include "steady.h"
 
 #include "at.h"
+#include "credit.h"
 
 namespace piper {
 namespace {
@@ -56,14 +57,17 @@ Steady make_steady(RoleProgram& role, const StepOrder& order, const Dag& dag) {
     role.streams.push_back({"overlap"});
   }
   steady.pairs = pairs_of(order);
+  std::vector<bool> stays;
   for (int32_t task : order.body)
     for (int32_t i = order.starts[at(task)]; i < order.starts[at(task) + 1]; ++i) {
       Instruction& one = role.body.emplace_back(std::move(step[at(i)]));
       one.waits.clear();
       one.ahead = order.ahead[at(task)] ? 1 : 0;
       steady.numbers.push_back(i);
+      stays.push_back(order.stays[at(task)]);
     }
-  follow(steady, role, raise_reductions(role, dag, steady.pairs));
+  follow(steady, role, raise_reductions(role, dag, steady.pairs, stays));
+  follow(steady, role, order_messages(role, dag, steady.pairs, steady.credits));
   if (!order.gathered.empty())
     follow(steady, role, insert_gathers(role, order.gathered, dag, steady.pool));
   if (!dag.offloads.empty())

@@ -13,6 +13,7 @@ namespace piper {
 struct StepOrder {
   std::vector<int32_t> starts, body;
   std::vector<bool> ahead;
+  std::vector<bool> stays;        // by task: a reduction that the order places
   std::vector<Overlap> overlaps;  // positions in `body`
   std::vector<GatheredBuffer> gathered;
   std::vector<std::vector<int32_t>> offloaded;  // buffers of the items, by Dag::offloads
@@ -25,6 +26,7 @@ struct Steady {
   std::vector<Overlap> pairs;  // by instruction
   std::vector<Slot> pool;
   OffloadPlan offloads;  // positions in the body
+  std::vector<CreditCount> credits;
 };
 
 // Brings the role's body, of one step, into the order of a steady step. Instructions of the next

@@ -7,6 +7,7 @@
 #include "at.h"
 #include "piper/base/memory.h"
 #include "piper/base/parallel.h"
+#include "piper/plan/access.h"
 #include "place.h"
 
 namespace piper {
@@ -30,25 +31,26 @@ std::vector<int32_t> newest_versions(const RoleProgram& role) {
   return newest;
 }
 
-std::vector<bool> written_states(const RoleProgram& role) {
-  std::vector<bool> written(role.buffers.size());
-  for (const Instruction& one : role.body)
-    for (size_t a = 0; a < one.args.size() && one.kind == InstructionKind::kCompute; ++a)
-      if (role.programs[at(one.program)].arg_written[a] &&
-          role.tensor(one.args[a]).kind == BufferKind::kState)
-        written[at(one.args[a])] = true;
-  return written;
+// Calls `use` with each state that the instruction changes.
+template <class Use>
+void for_each_change(const RoleProgram& role, const Instruction& one, const Use& use) {
+  for (size_t a = 0; a < one.args.size(); ++a)
+    if (role.tensor(one.args[a]).kind == BufferKind::kState &&
+        (one.kind == InstructionKind::kCompute ? role.programs[at(one.program)].arg_written[a]
+                                               : access_of(one.kind, a).writes))
+      use(one.args[a]);
 }
 
 // Where each instruction of the one step is in the three lists; -1: not there.
 using Positions = std::array<std::vector<int32_t>, 3>;
 
-// Lets the next step read the newest version of a state before the update of the one under way.
+// Lets the next step read the newest version of a state. `changes`: by buffer, how often the one
+// under way still updates a state that has no versions.
 Status read_newest(const RoleProgram& role, const std::vector<int32_t>& newest,
-                   const std::vector<bool>& changes, Instruction& one) {
+                   const std::vector<int32_t>& changes, Instruction& one) {
   for (int32_t& arg : one.args) {
     arg = newest[at(arg)];
-    if (changes[at(arg)])
+    if (changes[at(arg)] > 0)
       return fail("'{}' of the next step reads '{}', which the update changes: not supported",
                   one.label, role.name(arg));
   }
@@ -57,10 +59,11 @@ Status read_newest(const RoleProgram& role, const std::vector<int32_t>& newest,
 
 Result<Positions> split(RoleProgram& role, const Steady& made) {
   const std::vector<int32_t> newest = newest_versions(role);
-  // States of one version that the update changes.
-  std::vector<bool> changes = written_states(role);
+  std::vector<int32_t> changes(role.buffers.size());
+  for (const Instruction& one : role.body)
+    for_each_change(role, one, [&](int32_t state) { ++changes[at(state)]; });
   for (size_t b = 0; b < newest.size(); ++b)
-    if (newest[b] != static_cast<int32_t>(b)) changes[at(newest[b])] = false;
+    if (newest[b] != static_cast<int32_t>(b)) changes[at(newest[b])] = 0;
   std::vector<Instruction> steady = std::move(role.body);
   role.body.clear();
   role.body.reserve(steady.size());
@@ -78,6 +81,7 @@ Result<Positions> split(RoleProgram& role, const Steady& made) {
   for (size_t i = 0; i < steady.size(); ++i) {
     Instruction& one = steady[i];
     if (one.ahead == 0) {
+      for_each_change(role, one, [&](int32_t state) { --changes[at(state)]; });
       add(kBody, i, one);
       add(kEpilogue, i, std::move(one));
       continue;
@@ -336,8 +340,8 @@ std::vector<Timing> find_held(const Dag& dag, std::vector<RoleProgram>& roles,
 }  // namespace
 
 Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>& orders,
-                   const std::vector<Transfer>& transfers, const Dag& dag,
-                   std::vector<OffloadCount>& offloads, TwiceCount& twice) {
+                   const std::vector<Transfer>& transfers, const Dag& dag, Lowered& counts) {
+  TwiceCount& twice = counts.twice;
   std::vector<Positions> positions(roles.size());
   std::vector<Steady> steady(roles.size());
   PIPER_TRY(for_all_roles(roles, [&](size_t c) -> Status {
@@ -345,7 +349,10 @@ Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>
     PIPER_ASSIGN(positions[c], split(roles[c], steady[c]));
     return ok_status();
   }));
-  for (const Steady& each : steady) add_counts(each.offloads, offloads);
+  for (const Steady& each : steady) {
+    add_counts(each.offloads, counts.offloads);
+    add_counts(each.credits, counts.credits);
+  }
   std::vector<Timing> held;
   bool is_settled = false;
   while (!is_settled) {

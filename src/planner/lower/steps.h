@@ -9,10 +9,9 @@ namespace piper {
 
 // Takes the roles' bodies, of one step, apart; places buffers and adds waits. `transfers`: in the
 // one step. Parameters that live in parts are gathered again in each section. A value that two
-// steps need at once has two buffers. Adds to `offloads`, by Dag::offloads, and to `twice`. Error:
+// steps need at once has two buffers. Adds to what `counts` counts. Error:
 // what two steps need at once is on the host, or a state that the update changes.
 Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>& orders,
-                   const std::vector<Transfer>& transfers, const Dag& dag,
-                   std::vector<OffloadCount>& offloads, TwiceCount& twice);
+                   const std::vector<Transfer>& transfers, const Dag& dag, Lowered& counts);
 
 }  // namespace piper
