@@ -54,7 +54,8 @@ inline Result<Made> schedule(const Strategy& strategy, Graph forward) {
   spec.mesh = cut.mesh;
   spec.region_tags = {"stage"};
   spec.microbatches = microbatches;
-  PIPER_ASSIGN(spec.weight_versions, versions_of(graph, strategy.weight_versions, variables));
+  PIPER_ASSIGN(spec.weight_versions,
+               versions_of(graph, strategy.weight_versions, variables, explain));
   for (const Order& order : strategy.orders) {
     PIPER_ASSIGN(const auto passes, passes_named(order));
     for (const std::string& pass : passes) spec.split_backward |= pass == "BI" || pass == "BW";

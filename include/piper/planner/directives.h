@@ -122,7 +122,7 @@ Result<Cut> choose_replicas(const Graph& step, const Strategy& strategy, const V
 // no op, two of one op, a number that is not 1 to 64.
 Result<std::map<std::string, int64_t>> versions_of(const Graph& step,
                                                    const std::vector<WeightVersions>& entries,
-                                                   const Variables& variables);
+                                                   const Variables& variables, Explanations& out);
 
 // Rounds parameters where `replicate` gathers them in 16 bits and the model reads them in f32.
 // Error: that is not said to be lossy.

@@ -247,6 +247,10 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   const Strategy& strategy = making.strategy;
   Explanations& explain = making.explain();
   PIPER_ASSIGN(DagSpec spec, spec_of(step, cut, making));
+  if (!making.is_section()) {
+    PIPER_ASSIGN(spec.weight_versions,
+                 versions_of(step, strategy.weight_versions, making.variables, explain));
+  }
   const auto shard = [&] { return shard_batch(step, {cut.replicas, cut.microbatches, cut.at}); };
   const auto shard_all = [&]() -> Result<Graph> {
     PIPER_ASSIGN(Graph graph, shard());

@@ -61,10 +61,6 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   if (making.trained != nullptr) spec.trained = *making.trained;
   spec.keeps_copies = making.strategy.local_steps.empty();
   if (making.evaluates) spec.copies = making.copies;
-  if (!making.is_section()) {
-    PIPER_ASSIGN(spec.weight_versions,
-                 versions_of(step, making.strategy.weight_versions, making.variables));
-  }
   const auto leave_mesh = [&](std::vector<SumRound>& rounds) {
     for (SumRound& round : rounds)
       if (making.is_oracle()) round.axes.clear();  // it has no mesh

@@ -1,5 +1,6 @@
 // weight_versions: how many versions of each parameter are kept.
 #include <algorithm>
+#include <set>
 
 #include "match.h"
 
@@ -37,7 +38,7 @@ Result<std::vector<int64_t>> versions_by_node(const Graph& step,
 
 Result<std::map<std::string, int64_t>> versions_of(const Graph& step,
                                                    const std::vector<WeightVersions>& entries,
-                                                   const Variables& variables) {
+                                                   const Variables& variables, Explanations& out) {
   std::map<std::string, int64_t> result;
   if (entries.empty()) return result;
   PIPER_ASSIGN(const std::vector<int64_t> by_node, versions_by_node(step, entries, variables));
@@ -46,14 +47,22 @@ Result<std::map<std::string, int64_t>> versions_of(const Graph& step,
     if (entry.where.empty()) {
       PIPER_ASSIGN(least, entry.versions.evaluate(variables));
     }
+  Explanation report{entries[0].at, "weight_versions", {}};
   const std::vector<std::vector<NodeId>> all = readers(step);
   for (const Param& param : step.params) {
     if (!param.gradient.valid()) continue;
-    int64_t most = least;
+    std::set<int64_t> said;
     for (const NodeId reader : all[param.value.index()])
-      if (step.node(reader).pass == Pass::kF) most = std::max(most, by_node[reader.index()]);
+      if (step.node(reader).pass == Pass::kF)
+        said.insert(std::max(by_node[reader.index()], int64_t{1}));
+    const int64_t most = said.empty() ? least : *said.rbegin();
     if (most > 1) result.emplace(param.name, most);
+    if (said.size() > 1)
+      report.lines.push_back(
+          fmt::format("'{}' has {} versions on all devices: ops that have {} read it, too",
+                      param.name, most, *said.begin()));
   }
+  if (!report.lines.empty()) out.push_back(std::move(report));
   return result;
 }
 
