@@ -97,34 +97,65 @@ TEST_F(DataTest, Npy) {
   const auto good = read_npy(npy(
       "a.npy", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", bytes_of(values)));
   ASSERT_TRUE(good) << message(good);
-  EXPECT_EQ(to_string(good->type), "f32[2,3]");
-  EXPECT_EQ(as_text(good->data.span()), bytes_of(values));
+  EXPECT_EQ(to_string(good->tensor.type), "f32[2,3]");
+  EXPECT_EQ(as_text(good->tensor.data.span()), bytes_of(values));
   struct Case {
     const char *dictionary, *message;
   };
   const Case cases[] = {
       {"{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }",
-       "b.npy: the array is in Fortran order; save it with np.ascontiguousarray"},
+       "b.npy: the array is in Fortran order, and C order was expected"},
       {"{'descr': '<U4', 'fortran_order': False, 'shape': (2, 3), }",
-       "b.npy: the element type '<U4' is not supported (float32, float64, float16, int64, int32, "
-       "bool are)"},
+       "b.npy: the array has the element type '<U4', which is not supported"},
       {"{'descr': '>f4', 'fortran_order': False, 'shape': (2, 3), }",
-       "b.npy: the element type '>f4' is not supported (float32, float64, float16, int64, int32, "
-       "bool are)"},
+       "b.npy: the array has the element type '>f4', which is not supported"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 4), }",
-       "b.npy: f32[2,4] does not fit the 24 bytes of data that follow the header"},
+       "b.npy: f32[2,4] of 4 bytes each does not fit the 24 bytes of data that follow the header"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, -3), }",
        "b.npy: the shape in the .npy header cannot be read"},
       {"{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807, "
        "9223372036854775807), }",
-       "b.npy: f32[9223372036854775807,9223372036854775807] does not fit the 24 bytes of data that "
-       "follow the header"},
+       "b.npy: f32[9223372036854775807,9223372036854775807] of 4 bytes each does not fit the 24 "
+       "bytes of data that follow the header"},
       {"{'descr': '<f4'}", "b.npy: the .npy header needs descr, fortran_order and shape"}};
   for (const Case& each : cases)
     EXPECT_EQ(message(read_npy(npy("b.npy", each.dictionary, bytes_of(values)))), each.message);
   const std::string bytes = read("a.npy");
   for (size_t size = 0; size < bytes.size(); ++size)
     EXPECT_FALSE(read_npy(write("cut.npy", std::string_view(bytes).substr(0, size)))) << size;
+}
+
+// Integers of all widths reach an input with their values, of a .npy file and of batches.
+TEST_F(DataTest, IntegersOfAllWidths) {
+  const auto read_rows = [&](const char* descr, const std::string& bytes, DType dtype) {
+    const std::string dictionary =
+        fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': (2, 2), }}", descr);
+    const InputNeed need{"x", {dtype, {2, 2}}};
+    const auto source = open({"x=" + npy("i.npy", dictionary, bytes)}, {need}, 2);
+    return dtype == DType::kI64 ? batch<int64_t>(*source, 0, 0, 0, 2, 4) : [&] {
+      const auto narrow = batch<int32_t>(*source, 0, 0, 0, 2, 4);
+      return std::vector<int64_t>(narrow.begin(), narrow.end());
+    }();
+  };
+  for (const DType dtype : {DType::kI32, DType::kI64}) {
+    using Values = std::vector<int64_t>;
+    EXPECT_EQ(read_rows("|u1", bytes_of(std::vector<uint8_t>{0, 127, 128, 255}), dtype),
+              (Values{0, 127, 128, 255}));
+    EXPECT_EQ(read_rows("|i1", bytes_of(std::vector<int8_t>{0, 127, -128, -1}), dtype),
+              (Values{0, 127, -128, -1}));
+    EXPECT_EQ(read_rows("<u2", bytes_of(std::vector<uint16_t>{0, 255, 32768, 65535}), dtype),
+              (Values{0, 255, 32768, 65535}));
+    EXPECT_EQ(read_rows("<i2", bytes_of(std::vector<int16_t>{0, 255, -32768, -1}), dtype),
+              (Values{0, 255, -32768, -1}));
+  }
+  EXPECT_EQ(read_rows("<u4", bytes_of(std::vector<uint32_t>{0, 1, 2, 4294967295}), DType::kI64),
+            (std::vector<int64_t>{0, 1, 2, 4294967295}));
+  const std::vector<uint8_t> bytes{3, 200, 0, 1};
+  const std::string file =
+      safetensors("{\"batch/0/x\":{\"dtype\":\"U8\",\"shape\":[2,2],\"data_offsets\":[0,4]}}", 0);
+  const std::string whole = read("made.safetensors") + bytes_of(bytes);
+  const auto source = open({write("u8.safetensors", whole)}, {{"x", {DType::kI32, {2, 2}}}}, 2);
+  EXPECT_EQ(batch<int32_t>(*source, 0, 0, 0, 2, 4), (std::vector<int32_t>{3, 200, 0, 1}));
 }
 
 // ---- Tokens -------------------------------------------------------------------------------------

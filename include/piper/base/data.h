@@ -12,6 +12,9 @@ struct NamedTensor {
   TensorType type;
   Bytes data;
 };
+// Begins the names of initial values of a plan set that no rank reads: what the module has beside
+// its states, and is saved with them.
+inline const std::string kUntouched = "untouched/";
 // Header and offsets are checked (at most 100 MB of header, sorted, no overlap, inside the file);
 // data stay mapped.
 Result<std::vector<NamedTensor>> read_safetensors(const std::string& path);
@@ -29,7 +32,18 @@ Status write_safetensors(const std::string& path, std::span<const NamedTensor> t
 // file's digest.
 Result<std::string> write_safetensors_part(const std::string& path,
                                            std::span<const NamedTensor> tensors);
-Result<NamedTensor> read_npy(const std::string& path);  // C order, little endian, dtypes of base.h
+
+// Holds an array as a file has it. Integers of 8, 16 or 32 bits that no plan has are those of the
+// tensor's type in values, and `width` bytes each in the data.
+struct StoredArray {
+  NamedTensor tensor;
+  int width = 0;  // bytes of an element
+  bool is_signed = true;
+};
+// Reads an array of C order, little endian, of a type of base.h or of integers of 8 to 32 bits.
+Result<StoredArray> read_npy(const std::string& path);
+// Reads what read_safetensors does, and integers of 8 to 32 bits, too.
+Result<std::vector<StoredArray>> read_safetensors_arrays(const std::string& path);
 
 // Holds a list of integers as a file has it; widths of a plan's types are not all that files use.
 struct IntegerList {

@@ -43,6 +43,15 @@ std::optional<uint64_t> checked_bytes(int element, const Shape& shape) {
   return bytes;
 }
 
+Error wrong_element(const SourceSpan& at, const std::string& name, std::string_view found) {
+  return fail(at, "tensor '{}' has the element type '{}', which is not supported",
+              quote_control(name), quote_control(found))
+      .with_note(
+          "expected F64, F32, F16, BF16, I64, I32 or BOOL; data files may also have U8, I8, "
+          "U16, I16 and U32")
+      .with_note("help: convert the tensor before it is saved, as by tensor.to(torch.float32)");
+}
+
 bool is_size(const Json& json) {
   return json.is_number_unsigned() && json.get<uint64_t>() <= uint64_t{INT64_MAX};
 }
@@ -63,9 +72,7 @@ Result<Entry> parse_entry(const SourceSpan& at, const std::string& name, const J
   entry.tensor.name = name;
   const std::string dtype = json["dtype"].get<std::string>();
   const auto known = element_of(dtype);
-  if (!known)
-    return fail(at, "tensor '{}' has the element type '{}', which is not supported", shown,
-                quote_control(dtype));
+  if (!known) return wrong_element(at, name, dtype);
   entry.element = *known;
   if (known->dtype) entry.tensor.type.dtype = *known->dtype;
   for (const Json& dim : json["shape"]) {
@@ -102,7 +109,10 @@ Result<std::vector<Entry>> parse_header(const SourceSpan& at, std::string_view t
   };
   const Json header = Json::parse(text.begin(), text.end(), check_name, false);
   if (header.is_discarded() || !header.is_object())
-    return fail(at, "the header is not a JSON object");
+    return fail(at, "the header is not a JSON object")
+        .with_note(
+            "help: a safetensors file is written by safetensors.torch.save_file; files of "
+            "torch.save or numpy.save are not");
   if (!twice.empty()) return fail(at, "two tensors are named '{}'", quote_control(twice));
   std::vector<Entry> entries;
   for (const auto& [name, json] : header.items()) {
@@ -124,15 +134,23 @@ struct HeaderAndData {
 // Takes a file apart; both parts live as long as the data does.
 Result<HeaderAndData> split_file(const SourceSpan& at, const Bytes& file) {
   uint64_t header = 0;
-  if (file.size < 8) return fail(at, "{} bytes are too few for a safetensors file", file.size);
+  if (file.size < 8)
+    return fail(at,
+                "{} bytes are too few for a safetensors file, which begins with 8 for the size "
+                "of its header",
+                file.size);
   for (int i = 7; i >= 0; --i) header = header << 8 | static_cast<uint8_t>(file.data[i]);
   if (header > kMaxHeader)
-    return fail(
-        at,
-        "no safetensors file: its first 8 bytes give a header of {} bytes, above the limit of {}",
-        header, kMaxHeader);
+    return fail(at,
+                "no safetensors file: its first 8 bytes give a header of {} bytes, above the limit "
+                "of {}",
+                header, kMaxHeader)
+        .with_note(
+            "help: a safetensors file is written by safetensors.torch.save_file; files of "
+            "torch.save or numpy.save are not");
   if (header > file.size - 8)
-    return fail(at, "the header of {} bytes does not fit in a file of {} bytes", header, file.size);
+    return fail(at, "the header of {} bytes does not fit in a file of {} bytes", header, file.size)
+        .with_note("help: the file is cut off, or is no safetensors file: write or copy it again");
   return HeaderAndData{as_text(file.span()).substr(8, header),
                        file.window(8 + header, file.size - 8 - header)};
 }
@@ -150,7 +168,8 @@ Result<std::vector<Entry>> read_entries(const std::string& path) {
                   quote_control(entry.tensor.name), entry.begin, end);
     if (entry.end > data.size)
       return fail(at, "tensor '{}' ends at {}, but only {} bytes of data are there",
-                  quote_control(entry.tensor.name), entry.end, data.size);
+                  quote_control(entry.tensor.name), entry.end, data.size)
+          .with_note("help: the file is cut off: write or copy it again");
     end = entry.end;
     entry.tensor.data = data.window(entry.begin, entry.end - entry.begin);
   }
@@ -182,11 +201,21 @@ Result<std::vector<NamedTensor>> read_safetensors(const std::string& path) {
   std::vector<NamedTensor> tensors;
   for (Entry& entry : entries) {
     if (!entry.element.dtype)
-      return fail(SourceSpan{path}, "tensor '{}' has the element type '{}', which is not supported",
-                  quote_control(entry.tensor.name), entry.element.name);
+      return wrong_element(SourceSpan{path}, entry.tensor.name, entry.element.name);
     tensors.push_back(std::move(entry.tensor));
   }
   return tensors;
+}
+
+Result<std::vector<StoredArray>> read_safetensors_arrays(const std::string& path) {
+  PIPER_ASSIGN(std::vector<Entry> entries, read_entries(path));
+  std::vector<StoredArray> arrays;
+  for (Entry& entry : entries) {
+    const Element& element = entry.element;
+    if (!element.dtype) entry.tensor.type.dtype = element.bytes < 4 ? DType::kI32 : DType::kI64;
+    arrays.push_back({std::move(entry.tensor), element.bytes, element.name[0] != 'U'});
+  }
+  return arrays;
 }
 
 Result<std::optional<IntegerList>> read_safetensors_list(const std::string& path) {

@@ -11,12 +11,15 @@ namespace {
 struct Array {
   std::string name;  // for errors
   TensorType type;
+  StoredElement element;
   Bytes data;
   int64_t outer = 1, rows = 1, inner = 1;
 };
 
-Array make_array(std::string name, NamedTensor tensor, int batch_dim) {
-  Array array{std::move(name), std::move(tensor.type), std::move(tensor.data)};
+Array make_array(std::string name, StoredArray stored, int batch_dim) {
+  const StoredElement element{stored.tensor.type.dtype, stored.width, stored.is_signed};
+  Array array{std::move(name), std::move(stored.tensor.type), element,
+              std::move(stored.tensor.data)};
   if (batch_dim < 0) {
     array.inner = num_elements(array.type.shape);
     return array;
@@ -31,17 +34,16 @@ Array make_array(std::string name, NamedTensor tensor, int batch_dim) {
 // `samples` of an error counts from the start of the batch.
 Status copy_rows(const std::string& path, const Array& array, const InputNeed& need, int64_t row,
                  int64_t sample, int64_t at, int64_t count, std::byte* to) {
-  const int64_t from_bytes = info(array.type.dtype).bytes, to_bytes = info(need.type.dtype).bytes;
+  const int64_t from_bytes = array.element.width, to_bytes = info(need.type.dtype).bytes;
   for (int64_t o = 0; o < array.outer; ++o) {
     const std::byte* from = array.data.data + (o * array.rows + row) * array.inner * from_bytes;
     std::byte* into = to + (o * count + at) * array.inner * to_bytes;
-    const int64_t wrong = convert(from, array.type.dtype, into, need, array.inner);
+    const int64_t wrong = convert(from, array.element, into, need, array.inner);
     if (wrong < 0) continue;
     int64_t value = 0;
     InputNeed any = need;
     any.low = 0, any.high = -1, any.type.dtype = DType::kI64;
-    convert(from + wrong * from_bytes, array.type.dtype, reinterpret_cast<std::byte*>(&value), any,
-            1);
+    convert(from + wrong * from_bytes, array.element, reinterpret_cast<std::byte*>(&value), any, 1);
     return fail(SourceSpan{path}, "value {} of input '{}' (sample {} of {}) is outside {}", value,
                 need.name, sample, array.name, print_range(need));
   }
@@ -56,10 +58,19 @@ Status check_type(const SourceSpan& at, const std::string& name, const TensorTyp
     want[need.batch_dim] = type.shape[need.batch_dim];
   if (type.shape != want)
     return fail(at, "{} is {}, but input '{}' is {}", name, to_string(type), need.name,
-                to_string(need.type));
+                to_string(need.type))
+        .with_note(any_rows && need.batch_dim >= 0
+                       ? fmt::format("help: all sizes have to be the input's, but for that of dim "
+                                     "{}, along which the samples lie",
+                                     need.batch_dim)
+                       : "help: a batch of the file has to be one of the plans: 'global_batch' of "
+                         "the strategy says how many samples it has");
   if (!convertible(type.dtype, need.type.dtype))
     return fail(at, "{} is {}, which cannot become {} for input '{}'", name, info(type.dtype).name,
-                info(need.type.dtype).name, need.name);
+                info(need.type.dtype).name, need.name)
+        .with_note(
+            fmt::format("help: integers become integers, and floats f32 or f64; save it as {}",
+                        info(need.type.dtype).name));
   return ok_status();
 }
 
@@ -138,11 +149,13 @@ std::optional<std::pair<int64_t, std::string>> parse_batch_name(std::string_view
 Result<std::unique_ptr<Feed>> open_rows(const DataFile& file, const InputNeed& need, int64_t batch,
                                         const DataOptions& options) {
   const SourceSpan at{file.path()};
-  PIPER_ASSIGN(NamedTensor tensor, read_npy(file.path()));
-  PIPER_TRY(check_type(at, "the array", tensor.type, need, true));
-  Array array = make_array("the array", std::move(tensor), need.batch_dim);
+  PIPER_ASSIGN(StoredArray stored, read_npy(file.path()));
+  PIPER_TRY(check_type(at, "the array", stored.tensor.type, need, true));
+  Array array = make_array("the array", std::move(stored), need.batch_dim);
   const int64_t rows = need.batch_dim < 0 ? batch : array.rows;
-  if (rows < batch) return fail(at, "the array has {} samples; a batch needs {}", rows, batch);
+  if (rows < batch)
+    return fail(at, "the array has {} samples; a batch needs {}", rows, batch)
+        .with_note("help: give it more samples, or make 'global_batch' of the strategy smaller");
   const RowOrder order(rows, options.shuffle, options.seed);
   return std::unique_ptr<Feed>(std::make_unique<RowFeed>(file, std::move(array), need, order));
 }
@@ -151,25 +164,27 @@ Result<std::vector<std::unique_ptr<Feed>>> open_batches(const DataFile& file,
                                                         std::span<const InputNeed> needs,
                                                         int64_t batch) {
   const SourceSpan at{file.path()};
-  PIPER_ASSIGN(std::vector<NamedTensor> tensors, read_safetensors(file.path()));
-  std::vector<std::vector<std::pair<int64_t, NamedTensor>>> found(needs.size());
-  for (NamedTensor& tensor : tensors)
-    if (const auto parsed = parse_batch_name(tensor.name))
+  PIPER_ASSIGN(std::vector<StoredArray> arrays, read_safetensors_arrays(file.path()));
+  std::vector<std::vector<std::pair<int64_t, StoredArray>>> found(needs.size());
+  for (StoredArray& stored : arrays)
+    if (const auto parsed = parse_batch_name(stored.tensor.name))
       for (size_t i = 0; i < needs.size(); ++i)
         if (needs[i].name == parsed->second)
-          found[i].emplace_back(parsed->first, std::move(tensor));
+          found[i].emplace_back(parsed->first, std::move(stored));
   std::vector<std::unique_ptr<Feed>> feeds(needs.size());
   for (size_t i = 0; i < needs.size(); ++i) {
     if (found[i].empty()) continue;
     std::sort(found[i].begin(), found[i].end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
     std::vector<Array> batches;
-    for (auto& [number, tensor] : found[i]) {
-      const std::string name = tensor.name;
+    for (auto& [number, stored] : found[i]) {
+      const std::string name = stored.tensor.name;
       const auto next = static_cast<int64_t>(batches.size());
-      if (number != next) return fail(at, "batch/{}/{} is missing", next, needs[i].name);
-      PIPER_TRY(check_type(at, name, tensor.type, needs[i], false));
-      batches.push_back(make_array(name, std::move(tensor), needs[i].batch_dim));
+      if (number != next)
+        return fail(at, "batch/{}/{} is missing", next, needs[i].name)
+            .with_note("help: batches are numbered from 0 on, without a gap");
+      PIPER_TRY(check_type(at, name, stored.tensor.type, needs[i], false));
+      batches.push_back(make_array(name, std::move(stored), needs[i].batch_dim));
     }
     feeds[i] = std::make_unique<BatchFeed>(file, std::move(batches), needs[i], batch);
   }

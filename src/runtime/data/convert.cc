@@ -23,6 +23,8 @@ float from_f16(uint16_t bits) {
   return sign ? -value : value;
 }
 
+bool is_integer(DType type) { return type == DType::kI64 || type == DType::kI32; }
+
 template <class From>
 From load(const std::byte* from, int64_t i) {
   From value;
@@ -43,6 +45,32 @@ int64_t integers(const std::byte* from, std::byte* to, const InputNeed& need, in
   return -1;
 }
 
+template <class From>
+int64_t integers_of(const std::byte* from, std::byte* to, const InputNeed& need, int64_t count) {
+  return need.type.dtype == DType::kI64 ? integers<From, int64_t>(from, to, need, count)
+                                        : integers<From, int32_t>(from, to, need, count);
+}
+
+int64_t convert_integers(const std::byte* from, const StoredElement& element, std::byte* to,
+                         const InputNeed& need, int64_t count) {
+  switch (element.is_signed ? -element.width : element.width) {
+    case 1:
+      return integers_of<uint8_t>(from, to, need, count);
+    case 2:
+      return integers_of<uint16_t>(from, to, need, count);
+    case 4:
+      return integers_of<uint32_t>(from, to, need, count);
+    case -1:
+      return integers_of<int8_t>(from, to, need, count);
+    case -2:
+      return integers_of<int16_t>(from, to, need, count);
+    case -4:
+      return integers_of<int32_t>(from, to, need, count);
+    default:
+      return integers_of<int64_t>(from, to, need, count);
+  }
+}
+
 template <class To>
 void floats(const std::byte* from, DType type, std::byte* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
@@ -55,8 +83,6 @@ void floats(const std::byte* from, DType type, std::byte* to, int64_t count) {
   }
 }
 
-bool is_integer(DType type) { return type == DType::kI64 || type == DType::kI32; }
-
 }  // namespace
 
 bool convertible(DType from, DType to) {
@@ -64,16 +90,10 @@ bool convertible(DType from, DType to) {
   return info(from).is_float && (to == DType::kF32 || to == DType::kF64);
 }
 
-int64_t convert(const std::byte* from, DType type, std::byte* to, const InputNeed& need,
-                int64_t count) {
-  const DType want = need.type.dtype;
-  if (is_integer(type)) {
-    if (type == DType::kI64)
-      return want == DType::kI64 ? integers<int64_t, int64_t>(from, to, need, count)
-                                 : integers<int64_t, int32_t>(from, to, need, count);
-    return want == DType::kI64 ? integers<int32_t, int64_t>(from, to, need, count)
-                               : integers<int32_t, int32_t>(from, to, need, count);
-  }
+int64_t convert(const std::byte* from, const StoredElement& element, std::byte* to,
+                const InputNeed& need, int64_t count) {
+  const DType type = element.dtype, want = need.type.dtype;
+  if (is_integer(type)) return convert_integers(from, element, to, need, count);
   if (type == want)
     std::memcpy(to, from, static_cast<size_t>(count * info(type).bytes));
   else if (want == DType::kF32)

@@ -52,11 +52,17 @@ class RowOrder {
   uint64_t seed_;
 };
 
-// Copies `count` elements of `from` (dtype `type`) as `to_type`. Returns the first index whose
-// integer is not legal for `need`, or -1. convertible says which pairs there are.
+// Says how a file has the elements of an array.
+struct StoredElement {
+  DType dtype = DType::kF32;  // which has their values
+  int width = 4;              // bytes of each
+  bool is_signed = true;
+};
+// Copies `count` elements of `from` as those of `need`. Returns the first index whose integer is
+// not legal for `need`, or -1. convertible says which pairs there are.
 bool convertible(DType from, DType to);
-int64_t convert(const std::byte* from, DType type, std::byte* to, const InputNeed& need,
-                int64_t count);
+int64_t convert(const std::byte* from, const StoredElement& element, std::byte* to,
+                const InputNeed& need, int64_t count);
 
 class TokenSet;
 struct TokenSpec;

@@ -130,7 +130,9 @@ Status open_arrays(const ArraySource& source, const DataOptions& options,
     PIPER_ASSIGN(opened, open_batches(source.file, needs, batch));
     if (std::none_of(opened.begin(), opened.end(),
                      [](const auto& feed) { return feed != nullptr; }))
-      return fail(at, "the file has no tensor batch/0/{}", join(names, " or batch/0/"));
+      return fail(at, "the file has no tensor batch/0/{}", join(names, " or batch/0/"))
+          .with_note(
+              "help: each batch K has a tensor 'batch/K/INPUT' for each input, from K = 0 on");
   } else {
     const auto found = std::find(names.begin(), names.end(), source.input);
     if (found == names.end())
