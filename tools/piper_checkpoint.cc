@@ -168,7 +168,7 @@ int main(int argc, char** argv) {
       "piper-checkpoint");
   app.footer(
       "\nExit codes: 0 good, 1 what was asked for cannot be done, 2 wrong usage, 3 damaged (verify "
-      "prints what), 4 no checkpoint can be read, 12 the system refused; of diff: 0 the same, 1 "
+      "prints what), 12 no checkpoint can be read, or the system refused; of diff: 0 the same, 1 "
       "different, 2 error.\nPage: tools/README.md, Checkpoints");
   add_flags(app, flags);
   const Verb* verb = nullptr;

@@ -191,7 +191,7 @@ TEST_F(CheckpointTools, TheProgramEndsWithWhatItFound) {
   EXPECT_EQ(program(fmt::format("export {} {} --dtype bf16", dir, path("o.safetensors"))).first, 0);
   EXPECT_EQ(program(fmt::format("diff {} {}", dir, path("o.safetensors"))).first, 1);
   EXPECT_EQ(program(fmt::format("diff {} /nowhere", dir)).first, 2);
-  EXPECT_EQ(program("verify /nowhere").first, 4);
+  EXPECT_EQ(program("verify /nowhere").first, 12);
   EXPECT_EQ(program("verify --json " + dir).first, 2);
   EXPECT_EQ(program("burn " + dir).first, 2);
   EXPECT_EQ(program("diff " + dir).first, 2);
@@ -201,7 +201,9 @@ TEST_F(CheckpointTools, TheProgramEndsWithWhatItFound) {
   rewrite([](Checkpoint& about) { about.files.pop_back(); });
   EXPECT_EQ(program("verify " + dir).first, 3);
   std::ofstream(at(5) + "/checkpoint.json") << "{";
-  EXPECT_EQ(program("verify " + dir).first, 4);
+  // The code is that of piper-run --resume.
+  for (const char* verb : {"verify ", "inspect "}) EXPECT_EQ(program(verb + dir).first, 12) << verb;
+  EXPECT_EQ(program(fmt::format("export {} {}", dir, path("p.safetensors"))).first, 12);
 }
 
 }  // namespace

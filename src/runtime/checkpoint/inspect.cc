@@ -19,11 +19,8 @@ bool is_checkpoint(const std::string& path) {
 
 Result<Checkpoint> read_about(const std::string& folder) {
   const std::string path = folder + "/checkpoint.json";
-  auto text = file_storage().read(path);
-  if (!text) return std::move(text).error().with_code(ExitCode::kPlan);
-  auto about = parse_checkpoint(as_text(text->span()), path);
-  if (!about) return std::move(about).error().with_code(ExitCode::kPlan);
-  return about;
+  PIPER_ASSIGN(const Bytes text, file_storage().read(path));
+  return parse_checkpoint(as_text(text.span()), path);
 }
 
 std::string print_json(const Json& json) {
@@ -107,7 +104,7 @@ Result<std::vector<std::string>> find_checkpoints(const std::string& path) {
     folders.push_back(path + "/" + checkpoint_name(*step));
   if (folders.empty())
     return fail("'{}' is no checkpoint, and no folder of checkpoints", quote_control(path))
-        .with_code(ExitCode::kPlan);
+        .with_code(ExitCode::kStorage);
   return folders;
 }
 
@@ -115,9 +112,7 @@ Result<CheckpointReader> open_newest(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_regular_file(path, ignored)) return CheckpointReader::open_tensors(path);
   PIPER_ASSIGN(const std::vector<std::string> folders, find_checkpoints(path));
-  auto reader = CheckpointReader::open(file_storage(), folders.back());
-  if (!reader) return std::move(reader).error().with_code(ExitCode::kPlan);
-  return reader;
+  return CheckpointReader::open(file_storage(), folders.back());
 }
 
 Result<std::string> describe_checkpoint(const std::string& folder, bool tensors, bool json) {
