@@ -423,6 +423,19 @@ class Odd(nn.Module):
     def scripted(self, h, x):
         return dropped_out_of_sight(h).square().mean()
 
+    def finite(self, h, x):
+        if not torch.isfinite(h).all() or (torch.isnan(h) | torch.isinf(h)).any():
+            h = h.clamp(-1e3, 1e3)
+        return h.square().mean()
+
+    def parts(self, h, x):
+        """Functions of complex numbers, as layers of state spaces use them."""
+        turn = torch.complex(-h.exp(), x)
+        powers = turn[:, None].expand(-1, 3, -1).exp() ** torch.arange(1, 4)[:, None]
+        mixed = torch.einsum("bij,bj->bi", powers, turn.sqrt() * torch.log(turn)).cumsum(-1)
+        mixed = torch.where(x[:, :3] > 0, mixed, mixed[:, [2, 0, 1]]) + F.pad(mixed[:, 1:], (0, 1))
+        return torch.view_as_real(mixed).square().mean() + mixed[:, 0].abs().mean() + torch.einsum("bi,bi->b", turn, torch.complex(x, h)).abs().mean()
+
     def raises(self, h, x):
         return h.view(3, 9).mean()
 
@@ -563,6 +576,7 @@ def main():
             assert not isinstance(part, nn.Dropout) or differences_after(odd, batches, path) == []
         few = dict(complex=["refused: the module is a Odd whose parameter 'turn' has complex numbers: that is not supported"],
                    cond=["refused: forward compiles parts of itself while it runs", "torch.where"], tiny=["is one of PyTorch: loss"], shifts=["is one of PyTorch: loss"],
+                   finite=["is one of PyTorch: loss", "forward asks whether numbers are finite"], parts=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["refused: torch.onnx does not write Odd: aten.roll (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],

@@ -66,20 +66,132 @@ def take_losses_apart(program):
 
 
 def complex_by_parts(program):
-    """torch.onnx has no dims put into complex numbers: they are put into their two parts."""
-    aten = torch.ops.aten
-    for node in [node for node in program.graph.nodes if node.target is aten.unsqueeze.default and node.meta["val"].is_complex()]:
-        value, dim = node.args
+    """torch.onnx writes few functions of complex numbers: the others are written of their two parts."""
+    for node in [node for node in program.graph.nodes if node.target in OF_PARTS]:
+        leaves = [leaf.meta.get("val") for leaf in node.all_input_nodes]
+        if not any(isinstance(leaf, torch.Tensor) and leaf.is_complex() for leaf in leaves):
+            continue
         with program.graph.inserting_before(node):
-            parts = program.graph.call_function(aten.view_as_real.default, (value,))
-            wider = program.graph.call_function(aten.unsqueeze.default, (parts, dim if dim >= 0 else dim - 1))
-            whole = program.graph.call_function(aten.view_as_complex.default, (wider,))
-        parts.meta["val"] = aten.view_as_real.default(value.meta["val"])
-        wider.meta["val"] = aten.unsqueeze.default(parts.meta["val"], wider.args[1])
-        whole.meta = dict(node.meta)
-        node.replace_all_uses_with(whole)
+            made = OF_PARTS[node.target](Parts(program.graph), *node.args, **node.kwargs)
+        if made is None:
+            continue
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
         program.graph.erase_node(node)
     program.graph_module.recompile()
+
+
+class Parts:
+    """Adds calls to a graph, each with the tensor that it returns."""
+
+    def __init__(self, graph):
+        self.graph = graph
+
+    def __call__(self, function, *args, **kwargs):
+        node = self.graph.call_function(function, args, kwargs)
+        node.meta["val"] = function(*torch.fx.node.map_arg(args, lambda one: one.meta["val"]), **kwargs)
+        return node
+
+    def real(self, value):
+        """A real tensor with a last dim of two parts, of a complex one."""
+        return self(torch.ops.aten.view_as_real.default, value)
+
+    def whole(self, parts):
+        return self(torch.ops.aten.view_as_complex.default, parts)
+
+    def pair(self, value):
+        """Both parts; the second of a real tensor is None."""
+        if not value.meta["val"].is_complex():
+            return value, None
+        parts = self.real(value)
+        return [self(torch.ops.aten.select.int, parts, -1, k) for k in (0, 1)]
+
+    def join(self, real, imaginary):
+        return self.whole(self(torch.ops.aten.stack.default, [real, imaginary], -1))
+
+    def add(self, a, b, sign=1):
+        if a is None or b is None:
+            return a if b is None else b if sign > 0 else self(torch.ops.aten.neg.default, b)
+        return self(torch.ops.aten.add.Tensor if sign > 0 else torch.ops.aten.sub.Tensor, a, b)
+
+
+def along(function):
+    """A function that takes a dim, or moves what lies in it, whatever the numbers are."""
+    def apply(parts, value, dim=0, *args, **kwargs):
+        return parts.whole(parts(function, parts.real(value), dim if dim >= 0 else dim - 1, *args, **kwargs))
+    return apply
+
+
+def exp_of_parts(parts, value):
+    a, b = parts.pair(value)
+    return exp_of(parts, a, b)
+
+
+def exp_of(parts, a, b):
+    aten, size = torch.ops.aten, parts(torch.ops.aten.exp.default, a)
+    return parts.join(*(parts(aten.mul.Tensor, size, parts(part, b)) for part in (aten.cos.default, aten.sin.default)))
+
+
+def log_of(parts, value):
+    """The logarithm of the size, and the angle."""
+    aten, (a, b) = torch.ops.aten, parts.pair(value)
+    square = parts(aten.add.Tensor, parts(aten.mul.Tensor, a, a), parts(aten.mul.Tensor, b, b))
+    return parts(aten.mul.Tensor, parts(aten.log.default, square), 0.5), parts(aten.atan2.default, b, a)
+
+
+def log_of_parts(parts, value):
+    return parts.join(*log_of(parts, value))
+
+
+def power_of_parts(parts, value, power):
+    """By the principal logarithm; powers are real."""
+    if isinstance(power, complex) or isinstance(power, torch.fx.Node) and power.meta["val"].is_complex() or not value.meta["val"].is_complex():
+        return None
+    return exp_of(parts, *(parts(torch.ops.aten.mul.Tensor, part, power) for part in log_of(parts, value)))
+
+
+def sqrt_of_parts(parts, value):
+    return power_of_parts(parts, value, 0.5)
+
+
+def expand_parts(parts, value, sizes, **kwargs):
+    return parts.whole(parts(torch.ops.aten.expand.default, parts.real(value), [*sizes, 2]))
+
+
+def index_parts(parts, value, indices):
+    return parts.whole(parts(torch.ops.aten.index.Tensor, parts.real(value), list(indices))) if value.meta["val"].is_complex() else None
+
+
+def pad_parts(parts, value, pads, mode="constant", filled=None):
+    return None if mode != "constant" or filled else parts.whole(parts(torch.ops.aten.constant_pad_nd.default, parts.real(value), [0, 0, *pads]))
+
+
+def where_parts(parts, condition, one, other):
+    if not one.meta["val"].is_complex() or not other.meta["val"].is_complex():
+        return None
+    wide = parts(torch.ops.aten.unsqueeze.default, condition, -1)
+    return parts.whole(parts(torch.ops.aten.where.self, wide, parts.real(one), parts.real(other)))
+
+
+def einsum_of_parts(parts, equation, operands, **kwargs):
+    """A sum over the choices of a part of each operand, two at most."""
+    if len(operands) > 2:
+        return None
+    of = lambda *chosen: None if None in chosen else parts(torch.ops.aten.einsum.default, equation, list(chosen))  # noqa: E731
+    pairs = [parts.pair(value) for value in operands]
+    if len(pairs) == 1:
+        return parts.join(*map(of, pairs[0]))
+    (a, b), (c, d) = pairs
+    return parts.join(parts.add(of(a, c), of(b, d), -1), parts.add(of(a, d), of(b, c)))
+
+
+OF_PARTS = {
+    torch.ops.aten.unsqueeze.default: along(torch.ops.aten.unsqueeze.default), torch.ops.aten.select.int: along(torch.ops.aten.select.int),
+    torch.ops.aten.cumsum.default: along(torch.ops.aten.cumsum.default), torch.ops.aten.exp.default: exp_of_parts, torch.ops.aten.log.default: log_of_parts,
+    torch.ops.aten.sqrt.default: sqrt_of_parts, torch.ops.aten.pow.Tensor_Scalar: power_of_parts, torch.ops.aten.pow.Tensor_Tensor: power_of_parts,
+    torch.ops.aten.expand.default: expand_parts, torch.ops.aten.index.Tensor: index_parts,
+    torch.ops.aten.pad.default: pad_parts, torch.ops.aten.where.self: where_parts, torch.ops.aten.einsum.default: einsum_of_parts,
+}
 
 
 def drop_assertions(program):

@@ -77,13 +77,16 @@ class Watch(TorchFunctionMode):
 
 class Asked(TorchFunctionMode):
     """Notes what forward asks of tensors, a number for a branch say, and answers the same to the tracer, which knows no values: where it is
-    asked of constants alone, neither of `open` tensors, which other batches and steps change, nor of what is made or drawn beside them."""
+    asked of constants alone, neither of `open` tensors, which other batches and steps change, nor of what is made or drawn beside them. Whether
+    numbers are finite is taken to be answered alike: a step in which they are not is no step to learn from."""
 
     QUESTIONS = {"item", "__bool__", "__int__", "__float__", "__index__", "tolist", "is_nonzero", "equal", "allclose"}
+    FINITE, OF_FINITE = {"isfinite", "isinf", "isnan"}, {"all", "any", "logical_not", "__invert__", "bitwise_not", "logical_or", "logical_and", "__or__", "__and__"}
 
     def __init__(self, open=(), answers=None):
         super().__init__()
         self.open = {memory_of(tensor): tensor for tensor in open}  # kept, or another would have their place
+        self.finite, self.asks_finite = {}, False
         self.tracing, self.answers = answers is not None, {place: list(each) for place, each in (answers or {}).items()}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -95,8 +98,13 @@ class Asked(TorchFunctionMode):
             return func(*args, **kwargs) if answer is None else answer
         out = func(*args, **kwargs)
         drawn = name in Watch.DRAWS or name.rstrip("_") in Watch.DROPOUT
-        depends = drawn or any(memory_of(leaf) in self.open for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        memories = [memory_of(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        depends = drawn or any(memory in self.open for memory in memories)
+        if name in self.FINITE or name in self.OF_FINITE and memories and all(memory in self.finite for memory in memories):
+            self.finite[memory_of(out)] = out
         if name in self.QUESTIONS:
+            if depends and all(memory in self.finite for memory in memories):
+                depends, self.asks_finite = False, True
             self.answers.setdefault(place_of(name), []).append(None if depends else out)
         elif depends:
             written = args[:1] if name.endswith("_") else kwargs.get("out")
