@@ -40,7 +40,7 @@ def node(op, inputs, output, call=None, scope="", rule=None, trace=None, cls=Non
     return made
 
 
-def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), integers=(), outputs=(), returns="loss", listed=None, mutations=None):
+def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), integers=(), outputs=(), returns="loss", listed=None, mutations=None, untouched=None):
     infos = [helper.make_tensor_value_info(i, TensorProto.INT64, [1]) for i in integers]
     for value, sources in (folded or {}).items():
         shape, dtype = next((list(i.dims), i.data_type) for i in initializers if i.name == value)
@@ -56,6 +56,8 @@ def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), int
         graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value="\n".join(lines))
     if listed is not None:
         graph.metadata_props.add(key="piper.parameters", value=listed if isinstance(listed, str) else json.dumps(listed))
+    if untouched is not None:
+        graph.metadata_props.add(key="piper.untouched", value=untouched if isinstance(untouched, str) else json.dumps(untouched))
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), OUT / f"{name}.onnx")
 
 
@@ -655,6 +657,12 @@ write("volumes", [node("Conv", "x conv.weight val_6", "conv3d", ("conv3d", "aten
 write("product_without_optimize", [node("Constant", "", "val_0", value=tensor("", 1)), product("x", "mul", "mul_1", "%x, %mul"), product("mul_1", "u", "mul_2", "%mul_1, %p_u"),
                                    product("mul_2", "val_0", "mul_3", "%mul_2, 2"), *loss("mul_3")],
       [values("mul", w), tensor("u", 4)], ["batch", 4], ["u", "v", "w"], {"mul": ["v", "w"]})
+# What a module has beside its parameters: a constant, what nothing reads, and a buffer that no step reads, with its value. And lists of it that are none.
+BESIDE = [tensor("w", 4), tensor("idle", 2), numpy_helper.from_array(np.arange(3), "order"), tensor("last", 4)]
+for name, untouched in {"untouched": {"idle": "idle", "also": "idle", "order": "order", "w": "w"}, "untouched_text": "idle", "untouched_entry": {"idle": 1},
+                        "untouched_lost": {"idle": "gone"}}.items():
+    write(name, [node("Mul", "x w", "mul", ("mul", "aten.mul.Tensor", "%x, %p_w")), node("Add", "w w", "sum", ("sum", "aten.add.Tensor", "%p_w, %p_w")), *loss("mul")],
+          BESIDE, ["batch", 4], ["w"], buffers=["last"], outputs=["sum"], mutations={"last": "sum"}, listed=[{"name": "w", "shape": [4]}], untouched=untouched)
 
 if OUT != STORED:
     names = sorted({path.name for folder in (OUT, STORED) for path in folder.glob("*.onnx")})

@@ -1,7 +1,8 @@
 """What piper-run --save writes, and what piper-checkpoint exports, is loaded by the exporting PyTorch module, by name and strictly, and goes on from there: its loss of
 the next batch is the one of piper's next step. GPT with tied embeddings, Llama and BERT of the transformers library, trained on two
 stages x two replicas, so that the parameters come from all of them. A model with batch norms, whose running statistics evaluation
-reads; and Mamba, whose convolution is exported with its weight reshaped twice.
+reads; and Mamba, whose convolution is exported with its weight reshaped twice. And a module whose state_dict has more than is trained:
+constants, integers, parameters that nothing reads, and what spectral norms keep, with which it is evaluated before its first step.
 
   save_test.py ROOT BIN [CASE…]    77 where no python here has PyTorch; the environment that tests/bench/against-torch makes serves,
                                    and so does one that PYTHON names
@@ -114,15 +115,83 @@ def check_norms(root, bin, folder):
     return abs(got - wanted) <= BOUND * abs(wanted) and abs(untrained - wanted) > 10 * BOUND * abs(wanted)
 
 
+def make_partly_trained():
+    import torch
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.utils.spectral_norm(nn.Linear(16, 16))
+            self.second = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 4))
+            self.unread, self.still = nn.Linear(3, 3), nn.BatchNorm1d(16).eval()
+            self.register_buffer("scale", torch.full((16,), 1.5))
+            self.register_buffer("mask", torch.ones(16, 16).tril().bool())
+            self.register_buffer("also", self.scale)
+            self.register_buffer("never", torch.arange(5))
+            self.register_buffer("count", torch.tensor(3, dtype=torch.int16))
+            self.register_buffer("small", torch.tensor([7, 200], dtype=torch.uint8))
+            self.register_buffer("passing", torch.ones(3), persistent=False)
+
+        def train(self, mode=True):
+            super().train(mode)
+            self.still.eval()
+            return self
+
+        def forward(self, pixels, labels):
+            x = pixels.to(self.scale.dtype) / 255 @ torch.where(self.mask, 1.0, 0.0).to(self.scale.dtype)
+            return nn.functional.cross_entropy(self.second(self.still(torch.relu(self.first(x * self.scale)))), labels)
+
+    torch.manual_seed(0)
+    return Model()
+
+
+def check_untouched(root, bin, folder):
+    """Images of bytes, too, from .npy files of their own type."""
+    import numpy
+    import torch
+    from export import export
+    from safetensors.torch import load_file
+
+    module, generator = make_partly_trained(), torch.Generator().manual_seed(1)
+    pixels, labels = torch.randint(0, 256, (8, 16), generator=generator, dtype=torch.uint8), torch.randint(0, 4, (8,), generator=generator)
+    numpy.save(folder / "pixels.npy", pixels.numpy())
+    numpy.save(folder / "labels.npy", labels.numpy().astype("uint8"))
+    export(module, (pixels, labels), folder / "model.onnx", log=lambda text: None, programs=bin)
+    (folder / "strategy.yaml").write_text(f"piper: 1\ninclude: {root}/strategies/ddp.yaml\nparams: {{dp: 2}}\ntrain: {{global_batch: 8, optimizer: {{sgd: {{lr: 0.1}}}}}}\n")
+    data = [word for name in ("pixels", "labels") for word in ("--data", f"{name}={folder / name}.npy")]
+    run = dict(check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run([bin / "piperc", folder / "model.onnx", folder / "strategy.yaml", "-o", folder / "plans", "--eval"], **run)
+    subprocess.run([bin / "piper-run", folder / "plans", "--eval-only", *[word.replace("--data", "--eval-data") for word in data],
+                    "--metrics", folder / "evaluated.jsonl"], **run)
+    evaluated = next(line["loss"] for line in map(json.loads, (folder / "evaluated.jsonl").read_text().splitlines()) if "evaluation" in line)
+    subprocess.run([bin / "piper-run", folder / "plans", *data, "--steps", "3", "--no-shuffle", "--save", folder / "saved.safetensors"], **run)
+    fresh, trained, loaded = make_partly_trained(), make_partly_trained(), make_partly_trained()
+    with torch.no_grad():
+        wanted = fresh.eval()(pixels, labels).item()
+        for value in loaded.state_dict().values():
+            value.zero_()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        trained(pixels, labels).backward()
+        optimizer.step()
+    loaded.load_state_dict(load_file(folder / "saved.safetensors"), strict=True)
+    off = {name for name, value in trained.state_dict().items() if not torch.allclose(value.float(), loaded.state_dict()[name].float(), atol=1e-4)}
+    print(f"untouched: evaluated {evaluated}, {wanted} in PyTorch; loaded otherwise: {sorted(off)}", flush=True)
+    return evaluated is not None and abs(evaluated - wanted) <= BOUND * wanted and not off
+
+
 def main():
     root, bin = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
     find_python(root, NEEDED)
-    sys.path[:0] = [str(root / "tests/bench"), str(root / "tests/data")]
+    sys.path[:0] = [str(root / "tests/bench"), str(root / "tests/data"), str(root / "tools")]
     failed = []
-    for case in sys.argv[3:] or ["gpt", "llama", "bert", "mamba", "batch_norm"]:
+    for case in sys.argv[3:] or ["gpt", "llama", "bert", "mamba", "batch_norm", "untouched"]:
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            right = check_norms(root, bin, folder) if case == "batch_norm" else check(case, root, bin, folder)
+            own = {"batch_norm": check_norms, "untouched": check_untouched}.get(case)
+            right = own(root, bin, folder) if own else check(case, root, bin, folder)
             if not right:
                 failed.append(case)
     if failed:

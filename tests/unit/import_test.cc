@@ -385,5 +385,27 @@ TEST_F(Import, BindsTheBatch) {
   EXPECT_EQ(message("gpt", options), "input 'labels' has 2 dims, and no dim 2");
 }
 
+// What the module has beside its parameters comes with its values, and so does a buffer that no
+// step reads: an evaluation may, before the first step.
+TEST(UntouchedTensors, ComeWithTheirValues) {
+  const Result<Imported> imported =
+      import_onnx(PIPER_SOURCE_DIR "/tests/data/parameters/untouched.onnx", options_for_batch(2));
+  ASSERT_TRUE(imported) << text_of(imported.error());
+  std::map<std::string, std::string> types;
+  for (const NamedTensor& tensor : imported->untouched) types[tensor.name] = to_string(tensor.type);
+  EXPECT_EQ(types, (std::map<std::string, std::string>{
+                       {"also", "f32[2]"}, {"idle", "f32[2]"}, {"order", "i64[3]"}}));
+  EXPECT_EQ(as_text(imported->untouched[0].data.span()),
+            as_text(imported->untouched[1].data.span()));
+  const auto last = std::find_if(imported->graph.params.begin(), imported->graph.params.end(),
+                                 [](const Param& param) { return param.name == "last"; });
+  ASSERT_NE(last, imported->graph.params.end());
+  const Bytes& data = imported->graph.value(last->value).data;
+  ASSERT_EQ(data.size, 16U);
+  float first = 0;
+  std::memcpy(&first, data.data, sizeof first);
+  EXPECT_NE(first, 0);
+}
+
 }  // namespace
 }  // namespace piper

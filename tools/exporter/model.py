@@ -16,7 +16,8 @@ from .unsupported import refuse_parts
 from .watching import Asked, Backwards, HostDraws, Watch, experts_in_batches, hooks_of, parameters_stay, quietly, untold, unvalidated
 from .weightless import leave_out
 
-PARAMETERS, SIGNATURE = "piper.parameters", "pkg.torch.export.ExportedProgram.graph_signature"
+PARAMETERS, UNTOUCHED, SIGNATURE = "piper.parameters", "piper.untouched", "pkg.torch.export.ExportedProgram.graph_signature"
+STORED = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 SEEDS = 40  # with which a forward that draws on the host is run: a layer that is left out once in ten is seen
 
 
@@ -99,7 +100,9 @@ class Export:
         asked = Asked([*tensors, *self.module.parameters(), *self.module.buffers()])
         with quietly(), torch.enable_grad(), asked:
             try:
-                return self.module(*args, **kwargs), asked.answered()
+                out = self.module(*args, **kwargs)
+                self.asks_finite = asked.asks_finite
+                return out, asked.answered()
             except Exception as error:
                 if not type(error).__module__.startswith("torch._dynamo"):
                     raise
@@ -156,6 +159,7 @@ class Export:
         kinds = torch.export.graph_signature.OutputKind
         norms = self.statistics_of_norms(program)
         kept = []
+        self.mutated = {spec.target for spec in program.graph_signature.output_specs if spec.kind in (kinds.PARAMETER_MUTATION, kinds.BUFFER_MUTATION)}
         for spec in program.graph_signature.output_specs:
             if spec.kind is kinds.PARAMETER_MUTATION:
                 if self.module.get_parameter(spec.target).requires_grad:
@@ -233,12 +237,7 @@ class Export:
                     value = graph.initializers.pop(name)
                     value.name = entry["name"]
                     graph.initializers[entry["name"]] = value
-        for value in [value for node in graph for value in node.outputs if value.name in graph.initializers or value.name in self.inputs]:
-            value.name += "_result"  # of a call that has the name of a buffer, such as 'mean'
-        held = dict((*self.module.named_parameters(), *self.module.named_buffers()))
-        for name in [name for name in self.changed if self.weights and name not in graph.initializers]:  # which an evaluation reads, if no step does
-            value = onnxscript.ir.tensor(held[name].detach().clone(), name=name)
-            graph.initializers[name] = onnxscript.ir.Value(name=name, shape=value.shape, type=onnxscript.ir.TensorType(value.dtype), const_value=value)
+        self.keep_values(graph, self.changed)  # which an evaluation reads, if no step does
         used = {value.name for node in graph for value in node.inputs if value is not None} | {value.name for value in graph.outputs}
         for entry in listed:
             if entry["name"] not in used:
@@ -250,6 +249,29 @@ class Export:
             told = re.sub(rf"(?m)^.*(?=: BUFFER_MUTATION target='{re.escape(target)}'$)", value.name, told)
         graph.metadata_props[SIGNATURE] = told
         graph.metadata_props[PARAMETERS] = json.dumps(listed, separators=(",", ":"))
+        untouched = self.untouched(listed) if self.weights else {}
+        if untouched:
+            self.keep_values(graph, [*untouched.values()])
+            graph.metadata_props[UNTOUCHED] = json.dumps(untouched, separators=(",", ":"))
+
+    def keep_values(self, graph, names):
+        """Has the file hold these parameters and buffers, also where nothing reads them."""
+        held = dict((*self.module.named_parameters(), *self.module.named_buffers()))
+        taken = {*graph.initializers, *self.inputs, *names}
+        for value in [value for node in graph for value in node.outputs if value.name in taken]:
+            value.name += "_result"  # of a call that has the name of a buffer, such as 'mean'
+        for name in [name for name in names if self.weights and name not in graph.initializers]:
+            value = onnxscript.ir.tensor(held[name].detach().clone(), name=name)
+            graph.initializers[name] = onnxscript.ir.Value(name=name, shape=value.shape, type=onnxscript.ir.TensorType(value.dtype), const_value=value)
+
+    def untouched(self, listed):
+        """{name: the first name of that tensor} of what load_state_dict wants beside trained parameters, and no step changes."""
+        states = {name for entry in listed if not entry.get("unused") for name in (entry["name"], *entry.get("also", []))} | self.mutated
+        tensors = (*self.module.named_parameters(remove_duplicate=False), *self.module.named_buffers(remove_duplicate=False))
+        first, names = {}, self.module.state_dict().keys()
+        for name, value in tensors:
+            first.setdefault(id(value), name)
+        return {name: first[id(value)] for name, value in tensors if name in names and name not in states and value.dtype in STORED}
 
     def name_outputs(self, graph):
         """The loss alone, where there is one, and what buffers become."""
@@ -280,6 +302,8 @@ class Export:
             lines.append(f"  the batch stays {self.size}: the module does not take another ({self.fixed})")
         if not self.weights:
             lines.append("  without their values, for piperc --dry-run; not compared with PyTorch")
+        if self.asks_finite:
+            lines.append("  forward asks whether numbers are finite: in the file they are as on the example batch")
         if self.loss is None:
             lines.append("  forward returns no single scalar: name its loss in the strategy")
         return "\n".join(lines)

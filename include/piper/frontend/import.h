@@ -6,6 +6,7 @@
 // counts.
 #pragma once
 
+#include "piper/base/data.h"
 #include "piper/frontend/model.h"
 #include "piper/ir/graph.h"
 
@@ -48,6 +49,9 @@ struct Imported {
   // The file's own, if it has one: then the graph has its loss, and other parameters are frozen.
   std::optional<TrainingInfo> training;
   std::vector<RuleMatch> matched;  // by ImportOptions::parameters
+  // What the module's state_dict has beside the parameters, by the names there: buffers that no
+  // step changes, and parameters that nothing reads. Empty where the file does not list it.
+  std::vector<NamedTensor> untouched;
   std::vector<Note> notes;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "piper/base/data.h"
 #include "piper/frontend/rules.h"
 
 namespace piper::onnx_import {
@@ -37,7 +38,7 @@ struct RecoveredParam {
   std::vector<std::string> aliases;
   std::string evidence, initializer;
   TensorType type;
-  Bytes data;  // empty: zeros
+  Bytes data;           // empty: zeros
   bool absent = false;  // the data file is not there: zeros stand for what is not known
   bool frozen = false;
   bool running = false;  // a running statistic, which the model updates itself
@@ -47,6 +48,9 @@ struct RecoveredParam {
 struct ChangedBuffer {
   std::string name, value;
   bool read = true;  // false: forward only writes it, and it is no parameter of the recovery
+  // What it begins with, where it is no parameter of the recovery; no data: zeros.
+  TensorType type = {};
+  Bytes data = {};
 };
 
 // Names a constant that the exporter computed, from parameters or from constants; the file does not
@@ -72,7 +76,9 @@ struct Recovery {
   std::vector<std::string> constants, separated;    // as in Imported
   std::vector<Note> notes;
   std::vector<ChangedBuffer> changed;  // among the parameters
-  std::vector<std::string> lost;       // in the signature, but neither used nor known to be tied
+  // What the module's state_dict has beside the parameters, by the names there: no step changes it.
+  std::vector<NamedTensor> untouched;
+  std::vector<std::string> lost;  // in the signature, but neither used nor known to be tied
   std::vector<MissingParam> missing;
   std::vector<UnknownConstant> unknown;
   std::vector<std::string> stored;  // parameters that the file has with a number added
@@ -97,6 +103,10 @@ Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recover
 
 // Fails if parameters are missing, or constants unknown: the trained model would be another one.
 Status check_missing(const OnnxModel& model, const Recovery& recovery);
+
+// The key of the graph's metadata that lists what else the module's state_dict has, and no step
+// changes: a JSON object from names there to initializers.
+inline constexpr std::string_view kUntouchedKey = "piper.untouched";
 
 // Returns the text that lists parameters under kParametersKey.
 std::string parameter_list(std::span<const RecoveredParam> params);

@@ -74,6 +74,7 @@ Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
   for (const RecoveredParam& param : recovery.params)
     for (const std::string& alias : param.aliases)
       out.notes.push_back({alias, fmt::format("tied to {}", param.name)});
+  out.untouched = std::move(recovery.untouched);
   out.graph = without_dead_nodes(std::move(walked.graph), true);
   if (model.training) out.training = training_of(*model.training, recovery, out.graph);
   PIPER_TRY(check_graph(out.graph));

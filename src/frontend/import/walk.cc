@@ -264,6 +264,7 @@ ValueId Importer::add_state(const ChangedBuffer& changed, const Val& now) {
   value.name = changed.name;
   value.type = {now.dtype, now.shape};
   value.kind = ValueKind::kState;
+  if (changed.type == value.type) value.data = changed.data;
   const ValueId id = graph_.add_value(std::move(value));
   names_.emplace_back(id, changed.name);
   graph_.params.push_back({.name = changed.name,

@@ -104,6 +104,8 @@ Status find_detached(const OnnxModel& model, const std::vector<SignatureInput>& 
 // Marks buffers as the model's own to update. No gradient flows back through what they become.
 void keep_changed_buffers(const OnnxModel& model, std::vector<ChangedBuffer> changed,
                           Recovery& recovery);
+// Adds what the file lists of the module's state_dict beside the parameters.
+Status find_untouched(const OnnxModel& model, Recovery& recovery);
 // Freezes tables of sinusoids, which library models do not train, with a note.
 inline constexpr const char* kSinusoids =
     "a table of sinusoids, which library models do not train: frozen; 'thaw' under 'parameters' "

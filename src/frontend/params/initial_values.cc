@@ -33,9 +33,11 @@ class InitialValues {
   Status give_whole_of_cut(size_t p, const NamedTensor& value);
   std::optional<Part> find_part(const RecoveredParam& param, const NamedTensor& value) const;
   bool counts_from_zero(size_t p) const;
+  Status give_to_buffers();
+  Status give_to_untouched();
   Status check_rest();
   Error missing(const std::vector<std::string>& names) const;
-  Error wrong_type(const RecoveredParam& param, const NamedTensor& value) const;
+  Error wrong_type(const std::string& name, const TensorType& own, const NamedTensor& value) const;
 
   const OnnxModel& model_;
   const SourceSpan at_;
@@ -77,9 +79,10 @@ Result<const NamedTensor*> InitialValues::value_for(const RecoveredParam& param)
   return found;
 }
 
-Error InitialValues::wrong_type(const RecoveredParam& param, const NamedTensor& value) const {
-  return fail(at_, "'{}' is {}, but {} in the model", quote_control(param.name),
-              to_string(value.type), to_string(param.type));
+Error InitialValues::wrong_type(const std::string& name, const TensorType& own,
+                                const NamedTensor& value) const {
+  return fail(at_, "'{}' is {}, but {} in the model", quote_control(name), to_string(value.type),
+              to_string(own));
 }
 
 // Finds the file's rows among those of the value, where they are the same weights. Returns nothing
@@ -130,7 +133,7 @@ Status InitialValues::give_whole_of_cut(size_t p, const NamedTensor& value) {
     shorter += own[d] < whole[d];
   }
   const bool is_cut = param.evidence.starts_with("folded from it");
-  if (differing != 1 || shorter != 1 || !is_cut) return wrong_type(param, value);
+  if (differing != 1 || shorter != 1 || !is_cut) return wrong_type(param.name, param.type, value);
   std::optional<Part> part = find_part(param, value);
   if (!part && counts_from_zero(p)) {
     const auto dim = std::mismatch(own.begin(), own.end(), whole.begin()).first - own.begin();
@@ -156,7 +159,7 @@ Status InitialValues::give_whole_of_cut(size_t p, const NamedTensor& value) {
 
 Status InitialValues::give(size_t p, const NamedTensor& value) {
   RecoveredParam& param = out_.params[p];
-  if (!info(value.type.dtype).is_float) return wrong_type(param, value);
+  if (!info(value.type.dtype).is_float) return wrong_type(param.name, param.type, value);
   if (value.type.shape != param.type.shape) PIPER_TRY(give_whole_of_cut(p, value));
   param.data = converted(value, param.type.dtype);
   param.evidence += "; begins with --init";
@@ -173,6 +176,38 @@ Error InitialValues::missing(const std::vector<std::string>& names) const {
     shown.push_back(quote_control(names[i]) + did_you_mean(names[i], known));
   return fail(at_, "has no value for {} parameter{} of the model: {}{}", names.size(),
               names.size() == 1 ? "" : "s", join(shown, ", "), names.size() > kShown ? ", …" : "");
+}
+
+// Gives values to buffers that forward writes and never reads.
+Status InitialValues::give_to_buffers() {
+  for (ChangedBuffer& buffer : out_.changed) {
+    const auto value = buffer.read ? values_.end() : values_.find(buffer.name);
+    if (value == values_.end() || !info(value->second.type.dtype).is_float) continue;
+    taken_.insert(buffer.name);
+    if (!buffer.data.data) buffer.type = value->second.type;
+    if (buffer.type.shape != value->second.type.shape)
+      return wrong_type(buffer.name, buffer.type, value->second);
+    buffer.data = converted(value->second, buffer.type.dtype);
+  }
+  return ok_status();
+}
+
+// Gives values to what nothing reads. What forward reads is a constant of the file, and stays.
+Status InitialValues::give_to_untouched() {
+  std::set<std::string_view> read;
+  for (const OnnxNode& node : model_.nodes) read.insert(node.inputs.begin(), node.inputs.end());
+  for (NamedTensor& tensor : out_.untouched) {
+    const auto value = read.count(tensor.name) ? values_.end() : values_.find(tensor.name);
+    if (value == values_.end()) continue;
+    taken_.insert(tensor.name);
+    const NamedTensor& given = value->second;
+    const bool both_float = info(given.type.dtype).is_float && info(tensor.type.dtype).is_float;
+    if (given.type.shape != tensor.type.shape ||
+        (given.type.dtype != tensor.type.dtype && !both_float))
+      return wrong_type(tensor.name, tensor.type, given);
+    tensor.data = converted(given, tensor.type.dtype);
+  }
+  return ok_status();
 }
 
 // What is neither a parameter nor a buffer belongs to another model, if the file names them all.
@@ -203,6 +238,8 @@ Status InitialValues::run() {
     if (!value && !out_.params[p].running) without.push_back(out_.params[p].name);
   }
   if (!without.empty()) return missing(without);
+  PIPER_TRY(give_to_buffers());
+  PIPER_TRY(give_to_untouched());
   return check_rest();
 }
 

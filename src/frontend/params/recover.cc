@@ -256,6 +256,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   find_running_statistics(model, scopes, recovery);
   PIPER_TRY(find_detached(model, signature, recovery));
   keep_changed_buffers(model, std::move(changed), recovery);
+  PIPER_TRY(find_untouched(model, recovery));
   if (!claims->listed) freeze_sinusoids(model, recovery);
   return recovery;
 }

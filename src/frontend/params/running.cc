@@ -126,6 +126,19 @@ std::string value_of_call(const OnnxModel& model, const std::string& name) {
   return value;
 }
 
+// Describes a buffer that no step reads, with the value of the file: an evaluation may read it
+// before the first step.
+ChangedBuffer written_alone(const OnnxModel& model, const std::string& name,
+                            const std::string& value) {
+  ChangedBuffer out{name, value, false};
+  const int at = InitializerIndex(model).find_float(name);
+  if (at < 0) return out;
+  const OnnxTensor& tensor = model.initializers[static_cast<size_t>(at)];
+  out.type = tensor.type;
+  out.data = tensor.data;
+  return out;
+}
+
 Error cannot_keep(const SignatureInput& buffer, const std::string& why) {
   return fail("forward changes the buffer '{}', which {}", quote_control(buffer.target), why);
 }
@@ -148,7 +161,7 @@ Result<std::vector<ChangedBuffer>> find_changed_buffers(const OnnxModel& model,
     const std::string value = value_of_call(model, mutation.value);
     if (!use.read) {
       if (!value.empty())
-        out.push_back({mutation.target, value, false});
+        out.push_back(written_alone(model, mutation.target, value));
       else
         notes.push_back({mutation.target, "changed by forward and read by nothing: not kept"});
       continue;

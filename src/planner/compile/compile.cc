@@ -581,6 +581,10 @@ Result<Compiled> compile(const CompileOptions& options) {
                        outer ? &*outer : nullptr, &of_outer, &trained_parts});
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
+  for (NamedTensor& tensor : imported.untouched) {
+    compiled.set.tensor_types.emplace_back(kUntouched + tensor.name, tensor.type);
+    compiled.set.tensors.emplace_back(kUntouched + tensor.name, std::move(tensor.data));
+  }
   explain_fast_sums(strategy, options.target, compiled.explanations);
   if (const std::optional<Picture> picture = picture_of(compiled.set)) {
     predict_time(*picture, compiled.set);

@@ -247,7 +247,8 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
   std::optional<Watchman> watchman;
   if (!options.job.recording.empty()) watchman.emplace();
   Watch watch(options, loaded.set, loaded.data.get(), voice, speaks);
-  PIPER_ASSIGN(const JobResult result, run_steps(options, loaded, transport, speaks));
+  PIPER_ASSIGN(JobResult result, run_steps(options, loaded, transport, speaks));
+  if (options.job.parameters && speaks) add_untouched(loaded.set, result);
   watch.close();
   if (result.ended_by && speaks) voice.note(*result.ended_by);
   if (options.job.checkpoint && speaks && !result.ended_by) forget_starts(*options.job.checkpoint);

@@ -10,7 +10,9 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
+#include "piper/base/data.h"
 #include "piper/base/process.h"
 
 namespace piper {
@@ -207,6 +209,20 @@ Status save(const RunOptions& options, const JobResult& result, std::string& tex
 }
 
 }  // namespace
+
+void add_untouched(const PlanSet& set, JobResult& result) {
+  std::set<std::string> known;
+  for (const NamedTensor& parameter : result.parameters) known.insert(parameter.name);
+  for (size_t t = 0; t < set.tensors.size(); ++t) {
+    const auto& [stored, data] = set.tensors[t];
+    if (!stored.starts_with(kUntouched)) continue;
+    const std::string name = stored.substr(kUntouched.size());
+    if (known.insert(name).second)
+      result.parameters.push_back({name, set.tensor_types[t].second, data});
+  }
+  std::sort(result.parameters.begin(), result.parameters.end(),
+            [](const NamedTensor& a, const NamedTensor& b) { return a.name < b.name; });
+}
 
 void write_results(const RunOptions& options, const JobResult& result, int64_t rank, Voice& voice) {
   if (rank <= 0) {

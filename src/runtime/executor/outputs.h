@@ -50,6 +50,8 @@ class MetricsFile {
 
 // Writes what was trained, then the summary, the trace and whether inputs are unchanged. `rank`: of
 // this process; −1: it has all of them.
+// Adds to what is saved of the module what no step changes.
+void add_untouched(const PlanSet& set, JobResult& result);
 void write_results(const RunOptions& options, const JobResult& result, int64_t rank, Voice& voice);
 
 }  // namespace piper
