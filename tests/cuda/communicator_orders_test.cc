@@ -341,7 +341,9 @@ Result<Compiled> compile_file(const std::string& name, int stages) {
     if (text.find(fmt::format("${}", param)) != std::string::npos)
       params += fmt::format("{}{}: {}", params.empty() ? "" : ", ", param, value);
   };
-  define("stages", stages);
+  // A parameter of several devices, as the sample's embedding, is updated when a step ends.
+  const bool is_early = text.find("F[step=1, chunk=c]") != std::string::npos;
+  define("stages", is_early ? 1 : stages);
   const bool is_other = !other_model(name).empty();
   define("microbatches", 2 * stages);
   define("dp", is_other ? 1 : 2);

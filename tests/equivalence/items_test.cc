@@ -3,6 +3,8 @@
 // they need.
 #include <gmock/gmock.h>
 
+#include <functional>
+
 #include "equivalence/jobs.h"
 #include "piper/plan/verify.h"
 
@@ -192,6 +194,17 @@ INSTANTIATE_TEST_SUITE_P(
              "          S[stage=s]\n"
              "          U[stage=s]\n"
              "          F[step=1, stage=s]\n"},
+        // Gradients in slices that do not divide them.
+        Case{"next_forward_slices", kOne + ", <memory/ddp>",
+             "stages: 1, chunks: 4, dp: 4, microbatches: 1", kNext, kAdam,
+             small_buckets(", reduce: {slice: 3000}")},
+        Case{"next_forward_slices_in_16_bits", kOne + ", <memory/ddp>",
+             "stages: 1, chunks: 4, dp: 2, microbatches: 2", kNext, kAdam,
+             small_buckets(", reduce: {slice: 1KiB, dtype: bf16}")},
+        Case{"slices_that_an_order_places", kOne + ", <memory/ddp>",
+             "stages: 2, chunks: 2, dp: 2, microbatches: 2", kSums, kAdamW,
+             "  - name: replicate\n    replicate: {over: dp, bucket: 16KiB, reduce: {slice: "
+             "1KiB}}\n"},
         Case{"credit_alone", "<schedules/1f1b>, <memory/ddp>", "stages: 2, dp: 2, microbatches: 4",
              "", kAdamW, small_buckets()},
         Case{"updates_and_again", kOne + ", " + kAgain, "stages: 1, chunks: 8, microbatches: 1",
@@ -282,6 +295,39 @@ TEST(Credit, LetsUrgentSumsOvertake) {
   EXPECT_EQ(orders[0], orders[1]);
 }
 
+// A slice that is summed twice or left out, and a use between slices, are seen.
+TEST(Credit, AnotherSliceIsSeen) {
+  NEED_MODEL(kModel);
+  Case c{"", kOne + ", <memory/ddp>", "stages: 1, chunks: 4, dp: 2, microbatches: 1", kNext, kSgd};
+  c.more = small_buckets(", reduce: {slice: 1KiB}");
+  const auto compiled = compile_case(c, true);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto right = train(compiled->set, kModel, kSteps);
+  ASSERT_TRUE(right) << print_error(right.error());
+  const auto change = [&](const std::function<void(Instruction&)>& mutate) {
+    PlanSet wrong = compiled->set;
+    for (RoleProgram& role : wrong.roles)
+      for (auto* list : {&role.body, &role.epilogue})
+        for (Instruction& one : *list)
+          if (one.first > 0) mutate(one);
+    return wrong;
+  };
+  const std::function<void(Instruction&)> mutants[] = {
+      [](Instruction& one) { one.first = 0; },                 // the first slice twice
+      [](Instruction& one) { one.first = 0, one.count = 0; },  // all of it, too
+      [](Instruction& one) { one.count -= 1; },                // an element left out
+  };
+  for (const auto& mutate : mutants) {
+    const PlanSet wrong = change(mutate);
+    const auto report = verify_plan_set(wrong, &*compiled->single);
+    EXPECT_TRUE(!report || !report->findings.empty());
+    const auto trained = train(wrong, kModel, kSteps);
+    if (kSteps > 1) {
+      EXPECT_TRUE(!trained || trained->losses != right->losses);
+    }
+  }
+}
+
 TEST(Items, AreRefusedBeforeWhatTheyNeed) {
   NEED_MODEL(kModel);
   const auto refused = [](const Case& c) {
@@ -331,6 +377,12 @@ TEST(Items, AreRefusedBeforeWhatTheyNeed) {
   const std::string ddp = kOne + ", <memory/ddp>", two = chunks + ", dp: 2";
   EXPECT_THAT(refused({"", ddp, two, kSums, kAdam, small_buckets()}),
               AllOf(HasSubstr("so does 'S'"), HasSubstr("strategy.yaml:8:28")));
+  EXPECT_THAT(refused({"", ddp, two, "", kAdam, small_buckets(", reduce: {slice: 1MiB}")}),
+              AllOf(HasSubstr("less than one message, which holds at most 1.0 MiB"),
+                    HasSubstr("the slice is that of strategy.yaml:7:")));
+  EXPECT_THAT(refused({"", ddp, two, "", kAdam,
+                       small_buckets(", shard: [optimizer], reduce: {slice: 1KiB}")}),
+              HasSubstr("not supported: slices of gradients that 'shard' cuts"));
   EXPECT_THAT(refused({"", ddp, two, "", kAdam, kCredit}),
               AllOf(HasSubstr("less than one message"), HasSubstr("ddp.yaml:7")));
   EXPECT_THAT(refused({"", ddp, two, "", kAdam,

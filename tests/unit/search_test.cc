@@ -46,6 +46,15 @@ class SearchTest : public ::testing::Test {
 
 constexpr char kFew[] = "sequence=no,vocabulary=no,recompute=no,context=1,experts=1,offload=no";
 
+// The usual numbers of replicas and of parts of a tensor divide neither these devices nor the
+// batch.
+TEST_F(SearchTest, FindsAMeshOfSevenDevices) {
+  const Found best = found(options(7, kFew));
+  ASSERT_FALSE(best.tried.empty());
+  EXPECT_TRUE(best.tried.front().fits());
+  EXPECT_EQ(best.tried.front().choice.ranks(), 7);
+}
+
 TEST_F(SearchTest, IsAsGoodAsTryingAll) {
   for (const double memory : {0.0, 120e6}) {
     SearchOptions one = options(4, kFew);

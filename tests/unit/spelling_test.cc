@@ -226,7 +226,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "  - order:\n      each: pp\n      lists:\n"
           "        - \"0F0 0F1&&0B0 0BI1 0BW1\"\n        - \"1F0 1B0 1F1 1B1\"\n",
       "directives:\n"
-      "  - replicate: {over: pp, reduce: {dtype: bf16, sum: fast}}\n"
+      "  - replicate: {over: pp, reduce: {dtype: bf16, sum: fast, slice: 2MiB}}\n"
       "  - replicate: {over: pp, match: \"h/**\", shard: [optimizer], reduce: {dtype: float8, "
       "lossy: "
       "true, block: 128}}\n"

@@ -60,7 +60,7 @@ struct Replicate {
   bool is_over(const std::string& axis) const {
     return std::find(over.begin(), over.end(), axis) != over.end();
   }
-  int64_t bucket_bytes = 0;  // 0: one message a parameter
+  int64_t bucket_bytes = 0, slice_bytes = 0;  // 0: one message a parameter; of any size
   std::string stream = "reduce";
   // What is cut over the axis: nothing, optimizer state, also gradients, also parameters.
   bool shard_optimizer = false, shard_gradients = false, shard_parameters = false;
@@ -77,7 +77,7 @@ struct Replicate {
   bool lossy = false, reduce_lossy = false;
   enum class Order { kOrdered, kFast };
   Order sum = Order::kOrdered;  // how what replicas have is added up
-  SourceSpan at, over_at, shard_at, dtype_at, gather_dtype_at;
+  SourceSpan at, over_at, shard_at, dtype_at, gather_dtype_at, slice_at;
 };
 // - stream: {where: {kind: all_reduce}, name: grads, priority: high, sms: 20}
 struct StreamRule {                 // moves tasks to a stream, and says what that is

@@ -88,7 +88,8 @@ struct Task {
   bool fast = false;              // kAllReduce, kReduceScatter: see SumRound
   Scaled scaled = Scaled::kNone;  // kReduceScatter: likewise
   int64_t block = 0;
-  ChunkId region;  // updates and reductions that an order may name: a chunk of their region
+  int64_t slice = 0;  // kAllReduce: likewise
+  ChunkId region;     // updates and reductions that an order may name: a chunk of their region
   SmallVector<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
   SmallVector<Accumulate> accumulates;
   SmallVector<Combine> combines;

@@ -130,6 +130,9 @@ Status check_reduce(const Fields& map, const Reading&, Replicate& out) {
         .with_note(
             "help: with 'shard: [optimizer]' each rank adds up its part of them, and rounds no "
             "sum");
+  if (out.slice_bytes > 0 && out.shard_optimizer)
+    return fail(out.slice_at, "not supported: slices of gradients that 'shard' cuts")
+        .with_note("help: 'bucket' alone, or replicas that keep everything");
   if (out.reduce_in.any() && out.sum == Replicate::Order::kFast)
     return fail(map["sum"]->at, "the device's own library adds up no gradients in {}", type)
         .with_note("help: leave 'sum' out: they are added up in order");
@@ -169,6 +172,7 @@ constexpr Word kReduceWhen[] = {word("per_step", When::kStep),
                                 word("per_microbatch", When::kMicrobatch)};
 constexpr Word kSumOrders[] = {word("ordered", Replicate::Order::kOrdered),
                                word("fast", Replicate::Order::kFast)};
+constexpr Member kSliceOfSums = located<&Replicate::slice_bytes, &Replicate::slice_at>;
 constexpr Member kStreamOfSums = located<&Replicate::stream, &Replicate::stream_at>;
 
 constexpr Member kGatherType =
@@ -205,6 +209,9 @@ constexpr Field kReduce[] = {
      "How they are added up: ordered (default) in rank order, with the same bits everywhere; fast "
      "by the device's own library.",
      member<&Replicate::sum>},
+    {"slice", kBytes, kOptional,
+     "Messages hold at most so many bytes; a larger gradient is cut. Default: any size.",
+     kSliceOfSums},
     {"stream", kName, kOptional, "Stream of the reductions. Default reduce.", {kStreamOfSums.read}},
 };
 constexpr Field kReplicateKeys[] = {

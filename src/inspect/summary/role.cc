@@ -260,7 +260,8 @@ class RoleWalk {
                           : takes_pairs(one.kind) ? a % 2 == whole
                                                   : true;
       const TensorType& type = role_.tensor(one.args[a]).type;
-      const int64_t travel = one.scaled == Scaled::kNone
+      const int64_t travel = one.count > 0 ? one.count * info(type.dtype).bytes
+                             : one.scaled == Scaled::kNone
                                  ? type.bytes()
                                  : one.in_blocks().bytes(num_elements(type.shape));
       if (counts) add_bytes(travel, bytes[type.dtype]);

@@ -116,6 +116,7 @@ class InstructionCheck {
     if (one_.kind != InstructionKind::kAllReduce && one_.reduction != Reduction::kSum)
       return wrong("it has a reduction");
     PIPER_TRY(check_blocks());
+    PIPER_TRY(check_slice());
     const bool of_samples = input || !one_.contributions.empty();
     if ((!input && !one_.input.empty()) ||
         (!of_samples && (one_.samples.count != 0 || one_.samples.first != 0)))
@@ -123,6 +124,18 @@ class InstructionCheck {
     if (!compute &&
         !(one_.contributions.empty() && one_.combines.empty() && one_.sum_reads.empty()))
       return wrong("it computes nothing, but declares sums");
+    return ok_status();
+  }
+
+  Status check_slice() const {
+    if (one_.first == 0 && one_.count == 0) return ok_status();
+    if (one_.kind != InstructionKind::kAllReduce || one_.args.size() != 1)
+      return wrong("it adds up no one tensor, of which it could have a slice");
+    const int64_t elements = num_elements(type(0).shape);
+    if (one_.first < 0 || one_.count < 1 || one_.count >= elements ||
+        one_.first > elements - one_.count)
+      return wrong("a slice of {} from {} is none of {} elements", one_.count, one_.first,
+                   elements);
     return ok_status();
   }
 

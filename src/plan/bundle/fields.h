@@ -196,6 +196,8 @@ PIPER_FIELDS(Instruction) {
   v("owned", &I::owned);
   v("scaled", &I::scaled);
   v("block", &I::block);
+  v("slice_first", &I::first);
+  v("slice_count", &I::count);
 }
 
 PIPER_FIELDS(Stream) {

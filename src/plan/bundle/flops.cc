@@ -214,6 +214,7 @@ int64_t bytes_through(const RoleProgram& role, const Instruction& one) {
   int64_t bytes = 0;
   for (size_t a = first; a < count; a += step) {
     const TensorType& type = role.tensor(one.args[a]).type;
+    if (one.count > 0) return one.count * info(type.dtype).bytes;
     bytes += one.scaled == Scaled::kNone ? type.bytes()
                                          : one.in_blocks().bytes(num_elements(type.shape));
   }

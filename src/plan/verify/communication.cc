@@ -61,7 +61,7 @@ bool same_collective(const Model& model, const Section& section, Spot a, Spot b)
   const auto form = [](const Instruction& each) {
     return std::tuple(each.kind, each.fast, each.args.size(), each.reduction, each.dim, each.outer,
                       each.to_dim, each.to_outer, each.turn, each.owned, each.mirrored,
-                      each.to_mirrored, each.scaled, each.block);
+                      each.to_mirrored, each.scaled, each.block, each.first, each.count);
   };
   if (form(one) != form(other)) return false;
   for (size_t k = 0; k < one.args.size(); ++k) {

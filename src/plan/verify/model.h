@@ -115,6 +115,7 @@ inline bool is_shown_sum(std::string_view report) { return report == "loss" || r
 struct Step {
   InstructionKind kind = InstructionKind::kCompute;
   bool sums = false;          // it declares contributions to sums
+  bool completes = true;      // no slice of a tensor, or its last one
   int16_t training_step = 0;  // 0 if the section has one part only
   int32_t slot = 0;           // its stream, counted over all cells
   int32_t program = -1, micro = -1;

@@ -70,6 +70,34 @@ void check_writes(const Model& model, std::span<const Section> sections, int32_t
   }
 }
 
+// Checks that a tensor that is summed in slices is summed from its first element to its last, each
+// once, and that nothing else uses it meanwhile.
+void check_slices(const Model& model, std::span<const Section> sections, int32_t cell,
+                  Findings& findings) {
+  const RoleProgram& role = *model.cells[cell].role;
+  for (const Section& section : sections) {
+    std::unordered_map<int32_t, int64_t> summed;  // by buffer: so many of its elements
+    for (int32_t i = 0; i < static_cast<int32_t>(section.steps[cell].size()); ++i) {
+      const Instruction& one = section.at({cell, i});
+      for (const int32_t b : one.args) {
+        const auto known = summed.find(b);
+        const int64_t before = known == summed.end() ? 0 : known->second;
+        if (one.count == 0 ? before != 0 : one.first != before)
+          findings.add("structure", "{} comes where {} of {} elements of '{}' are summed",
+                       name_of(model, section, {cell, i}), before,
+                       num_elements(role.tensor(b).type.shape), quote_control(role.name(b)));
+        if (known != summed.end()) summed.erase(known);
+        if (one.count > 0 && one.first + one.count < num_elements(role.tensor(b).type.shape))
+          summed[b] = one.first + one.count;
+      }
+    }
+    for (const auto& [b, before] : summed)
+      findings.add("structure", "'{}' on {} ends with {} of {} elements summed",
+                   quote_control(role.name(b)), model.who(cell), before,
+                   num_elements(role.tensor(b).type.shape));
+  }
+}
+
 // Checks that a buffer of a step has the name of a parameter only if that is gathered into it.
 void check_gathered(const Model& model, std::span<const Section> sections, int32_t cell,
                     Findings& findings) {
@@ -218,6 +246,7 @@ void check_structure(const Model& model, std::span<const Section> sections, Find
     if (std::exchange(seen[role], true)) continue;
     check_writes(model, sections, c, findings);
     check_gathered(model, sections, c, findings);
+    check_slices(model, sections, c, findings);
     check_versions(model, c, findings);
   }
   check_communicators(model, findings);

@@ -50,7 +50,11 @@ class BufferWalk {
   void follow(Spot place) {
     const Step& step = section_.step(place);
     const auto args = section_.args_of(place.cell, step);
-    if (moves_by_group(step.kind)) return collective(section_.members(place));
+    if (moves_by_group(step.kind)) {
+      // The slices of a tensor follow one another (rule structure): the last completes the sum.
+      if (step.completes) collective(section_.members(place));
+      return;
+    }
     switch (step.kind) {
       case InstructionKind::kCompute:
         return compute(place);

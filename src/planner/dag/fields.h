@@ -34,6 +34,7 @@ PIPER_FIELDS(SumRound) {
   v("scaled", &SumRound::scaled);
   v("block", &SumRound::block);
   v("fast", &SumRound::fast);
+  v("slice", &SumRound::slice);
   v("line", &SumRound::line, kElsewhere);
   v("cuts", &SumRound::cuts);
 }
@@ -145,6 +146,7 @@ PIPER_FIELDS(Task) {
   v("fast", &Task::fast);
   v("scaled", &Task::scaled);
   v("block", &Task::block);
+  v("slice", &Task::slice);
   v("region", &Task::region);
   v("reads", &Task::reads);
   v("writes", &Task::writes);

@@ -85,12 +85,16 @@ class Assigner {
            });
   }
   Status check_credit(const StreamRule& rule, const std::map<int32_t, Counts>& counts) const {
-    for (const Replicate& replicate : strategy_.replicates)
-      if (replicate.stream == rule.name && replicate.bucket_bytes > *rule.credit)
+    for (const Replicate& replicate : strategy_.replicates) {
+      const bool sliced = replicate.slice_bytes > 0;
+      const int64_t bytes = sliced ? replicate.slice_bytes : replicate.bucket_bytes;
+      if (replicate.stream == rule.name && bytes > *rule.credit)
         return fail(rule.credit_at,
-                    "stream: a credit of {} is less than one message, which holds at least {}",
-                    human_bytes(*rule.credit), human_bytes(replicate.bucket_bytes))
-            .with_note("the bucket is that of " + place_of(replicate.at));
+                    "stream: a credit of {} is less than one message, which holds at {} {}",
+                    human_bytes(*rule.credit), sliced ? "most" : "least", human_bytes(bytes))
+            .with_note(fmt::format("the {} is that of {}", sliced ? "slice" : "bucket",
+                                   place_of(sliced ? replicate.slice_at : replicate.at)));
+    }
     if (dag_.split_sums)
       return fail(rule.credit_at, "stream: 'credit' orders the sums of gradients, and so does 'S'")
           .with_note("from " + place_of(strategy_.orders.front().at));

@@ -162,11 +162,47 @@ class CellLowerer {
       if (takes_pairs(kind)) args.push_back(buffer_of(task.writes[i]));
     }
     const int32_t group = buffers_.group_of(task.group);
+    if (task.slice > 0) return lower_slices(task, args, group);
     Instruction& instruction = add_instruction(kind, task);
     instruction.args = std::move(args);
     instruction.group = group;
     instruction.fast = task.fast;
     instruction.scaled = task.scaled, instruction.block = task.block;
+  }
+
+  // Cuts a sum into messages of at most so many bytes, larger tensors where devices align them.
+  void lower_slices(const Task& task, const std::vector<int32_t>& args, int32_t group) {
+    constexpr int64_t kAligned = 256;
+    std::vector<int32_t> together;
+    int64_t bytes = 0;
+    const auto emit = [&](std::vector<int32_t> of, int64_t first, int64_t count) {
+      if (of.empty()) return;
+      Instruction& one = add_instruction(task.kind, task);
+      one.args = std::move(of);
+      one.group = group;
+      one.fast = task.fast;
+      one.first = first, one.count = count;
+      if (count > 0) one.label += fmt::format(" from {}", first);
+    };
+    for (const int32_t arg : args) {
+      const TensorType& type = role_.tensor(arg).type;
+      if (bytes + type.bytes() > task.slice) emit(std::exchange(together, {}), 0, 0), bytes = 0;
+      if (type.bytes() <= task.slice) {
+        together.push_back(arg);
+        bytes += type.bytes();
+        continue;
+      }
+      const int64_t elements = num_elements(type.shape),
+                    most = std::max(task.slice / kAligned, int64_t{1}) * kAligned /
+                           info(type.dtype).bytes;
+      if (most >= elements) {
+        emit({arg}, 0, 0);
+        continue;
+      }
+      for (int64_t first = 0; first < elements; first += most)
+        emit({arg}, first, std::min(most, elements - first));
+    }
+    emit(std::move(together), 0, 0);
   }
 
   void lower_copy(const Task& task) {
@@ -321,7 +357,7 @@ class CellLowerer {
     const std::vector<bool> placed = placed_reductions(dag_, order);
     std::vector<bool> stays(role_.body.size());
     for (size_t i = 0; i < order.size(); ++i)
-      if (placed[i]) stays[at(places_.instruction[order[i].index()])] = true;
+      for (int32_t k = starts_[i]; placed[i] && k < starts_[i + 1]; ++k) stays[at(k)] = true;
     follow(order, raise_reductions(role_, dag_, overlaps_, stays));
     follow(order, order_messages(role_, dag_, overlaps_, credits_));
     if (buffers_.gathered.empty()) return;

@@ -21,6 +21,7 @@ constexpr size_t kLast = std::numeric_limits<size_t>::max();
 struct WaitingSum {
   std::vector<size_t> instructions;
   std::set<int32_t> buffers;
+  std::string stream;
   size_t turn = kLast;  // the first node of the forward that reads one of its parameters
   int64_t bytes = 0;
   double ready = 0, time = 0;
@@ -55,12 +56,12 @@ class MessageOrder {
   std::vector<int32_t> run() {
     for (size_t i = 0; i < role_.body.size(); ++i) {
       const Instruction& one = role_.body[i];
-      WaitingSum* const before = waiting_for(one);
-      if (ends_[i] < 0 && before && rises(role_, one, dag_)) {
+      const bool moves = ends_[i] < 0 && rises(role_, one, dag_);
+      WaitingSum* const before = moves && one.first == 0 ? waiting_for(one) : nullptr;
+      if (before) {
         add_to(*before, i);
-      } else if (ends_[i] < 0 && lanes_.contains(one.stream) && info(one.kind).adds &&
-                 rises(role_, one, dag_)) {
-        WaitingSum made{.ready = now_};
+      } else if (moves && lanes_.contains(one.stream) && info(one.kind).adds) {
+        WaitingSum made{.stream = dag_.streams[at(one.stream)].name, .ready = now_};
         for (int32_t arg : one.args) made.turn = std::min(made.turn, turn_of(arg));
         add_to(made, i);
         lanes_.at(one.stream).waiting.push_back(std::move(made));
@@ -131,14 +132,20 @@ class MessageOrder {
                     ways * (members - 1) / members * static_cast<double>(bytes) *
                         static_cast<double>(stream.flops_of_byte);
   }
-  // Returns the message that waits and whose buffers the instruction uses, the first of several.
+  // Returns the message that waits and whose buffers the instruction uses; of slices, which keep
+  // their order, the last one. Of messages that may change places: none.
   WaitingSum* waiting_for(const Instruction& one) {
+    WaitingSum* last = nullptr;
     for (auto& [s, lane] : lanes_)
-      for (WaitingSum& message : lane.waiting)
-        if (std::ranges::any_of(one.args,
-                                [&](int32_t arg) { return message.buffers.contains(arg); }))
-          return &message;
-    return nullptr;
+      for (WaitingSum& message : lane.waiting) {
+        if (std::ranges::none_of(one.args,
+                                 [&](int32_t arg) { return message.buffers.contains(arg); }))
+          continue;
+        if (last && (last->turn != message.turn || lane.count.stream != last->stream))
+          return nullptr;
+        last = &message;
+      }
+    return last;
   }
 
   // Says when a stream takes its next message, and which.

@@ -52,7 +52,7 @@ class Search {
     for (const SearchChoice& start :
          beginnings(options_.space, ranks_, options_.cluster.nodes.front().devices))
       try_one(fixed(start));
-    if (tried_.empty())
+    if (!any_compiles())  // the usual numbers do not divide these devices
       for (const SearchChoice& start : all_meshes()) try_one(fixed(start));
     PIPER_TRY(check_start());
     climb();
@@ -192,14 +192,15 @@ class Search {
       bound_ = bound_ > 0 ? std::min(bound_, outcome.products) : outcome.products;
     return ok_status();
   }
+  bool any_compiles() const {
+    return std::ranges::any_of(tried_, [](const Tried& one) { return one.refused.empty(); });
+  }
   Status check_start() const {
     if (tried_.empty())
       return fail("no mesh of {} ranks has what --fix asks for{}", ranks_,
                   batch_ > 0 ? fmt::format(", with a batch of {} samples", batch_) : "")
           .with_code(ExitCode::kUsage);
-    const bool any = std::any_of(tried_.begin(), tried_.end(),
-                                 [](const Tried& one) { return one.refused.empty(); });
-    if (any) return ok_status();
+    if (any_compiles()) return ok_status();
     Error error = *refusal_;
     error.notes.push_back(
         fmt::format("none of the {} candidates that the search begins with can be "

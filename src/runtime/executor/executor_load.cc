@@ -152,7 +152,9 @@ Status bind_all_reduce(State& state, const Instruction& from, Op& op) {
     if (!is_summable(type.dtype)) {
       return wrong_plan(state, op, fmt::format("no sum of {}", info(type.dtype).name));
     }
-    pieces.push_back({state.at(id), type.dtype, num_elements(type.shape), from.reduction});
+    Piece piece{state.at(id), type.dtype, num_elements(type.shape), from.reduction};
+    if (from.count > 0) piece.data += from.first * info(type.dtype).bytes, piece.count = from.count;
+    pieces.push_back(piece);
   }
   op.collective = &state.collectives.emplace_back(
       Collective{.kind = from.kind, .fast = from.fast, .pieces = pieces});
