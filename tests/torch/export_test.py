@@ -423,6 +423,19 @@ class Odd(nn.Module):
     def scripted(self, h, x):
         return dropped_out_of_sight(h).square().mean()
 
+    def checked(self, h, x):
+        if x.max() > 1e3:
+            raise ValueError("too large")
+        assert not x.isnan().any() and (x > -1e3).all()
+        return h.square().mean()
+
+    def joined(self, h, x):
+        """Labels that are joined to one dim, as models of speech give them to a loss over alignments."""
+        labels = torch.stack([(x[:, 0] > 0).long() + 1, torch.where(x[:, 1] > 0, 3, -100)], 1)
+        chosen, logs = labels >= 0, h[:, None].expand(-1, 6, -1).log_softmax(-1).transpose(0, 1)
+        return F.ctc_loss(logs, labels.masked_select(chosen), torch.full_like(labels[:, 0], 6), chosen.sum(-1)) + F.ctc_loss(
+            logs, labels.abs().clamp(max=3).reshape(-1), torch.full_like(labels[:, 0], 6), torch.full_like(labels[:, 0], 2))
+
     def finite(self, h, x):
         if not torch.isfinite(h).all() or (torch.isnan(h) | torch.isinf(h)).any():
             h = h.clamp(-1e3, 1e3)
@@ -577,6 +590,7 @@ def main():
         few = dict(complex=["refused: the module is a Odd whose parameter 'turn' has complex numbers: that is not supported"],
                    cond=["refused: forward compiles parts of itself while it runs", "torch.where"], tiny=["is one of PyTorch: loss"], shifts=["is one of PyTorch: loss"],
                    finite=["is one of PyTorch: loss", "forward asks whether numbers are finite"], parts=["is one of PyTorch: loss"],
+                   checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["refused: torch.onnx does not write Odd: aten.roll (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],

@@ -1,6 +1,7 @@
 """Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it writes."""
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .errors import NotExported
 
@@ -205,13 +206,32 @@ def set_items(input, places, value):
         input[places] = value
 
 
+def masked_select(input, mask):
+    """The same, which knows of what it was selected: how much that is depends on values."""
+    out = torch.masked_select(input, mask)
+    out.selected = input, mask
+    return out
+
+
+def apart(joined, lengths):
+    """Targets of ctc_loss that are joined to one dim, as rows: those that a mask selects of rows, at the front of these."""
+    if hasattr(joined, "selected") and joined.selected[0].dim() == 2:
+        rows, mask = torch.broadcast_tensors(*joined.selected)
+        order = torch.where(mask, 0, mask.shape[1]) + torch.arange(mask.shape[1])
+        return rows.gather(1, order.sort(dim=1).indices)
+    if free_unbacked_symbols(joined.shape[0]):
+        raise NotExported("ctc_loss of targets that are joined to one dim, as many as values decide, is not supported: give them as [batch, length], padded")
+    at = (lengths.cumsum(0) - lengths)[:, None] + torch.arange(joined.shape[0])
+    return joined[at.clamp(max=joined.shape[0] - 1)]
+
+
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
     """By the forward variables of Graves et al. (2006), in logarithms, over the labels with blanks between them."""
     if log_probs.dim() == 2:
         loss = ctc_loss(log_probs.unsqueeze(1), targets.reshape(1, -1), input_lengths, target_lengths, blank, reduction, zero_infinity)
         return loss.squeeze(0) if reduction == "none" else loss
     if targets.dim() == 1:
-        raise NotExported("ctc_loss of targets that are joined to one dim is not supported: give them as [batch, length], padded")
+        targets = apart(targets, torch.as_tensor(target_lengths).reshape(-1))
     inputs, lengths = (torch.as_tensor(each).reshape(-1) for each in (input_lengths, target_lengths))
     padded = torch.where(torch.arange(targets.shape[1]) < lengths[:, None], targets, torch.full_like(targets, blank))
     labels = F.pad(torch.stack([torch.full_like(padded, blank), padded], -1).flatten(1), (0, 1), value=blank)
@@ -241,6 +261,6 @@ EQUIVALENTS = {
     "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "as_strided": as_strided,
     "bitwise_and": bits_and, "bitwise_left_shift": shifted_left, "bitwise_or": bits_or, "bitwise_right_shift": shifted_right,
     "cdist": distances, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cumprod": cumulated_product, "inverse": inverse,
-    "kthvalue": kth_value, "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_solve": solve, "masked_scatter": masked_scatter,
+    "kthvalue": kth_value, "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_solve": solve, "masked_scatter": masked_scatter, "masked_select": masked_select,
     "matrix_exp": matrix_exp, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within,
 }

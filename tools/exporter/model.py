@@ -101,7 +101,7 @@ class Export:
         with quietly(), torch.enable_grad(), asked:
             try:
                 out = self.module(*args, **kwargs)
-                self.asks_finite = asked.asks_finite
+                self.asks_finite, self.checks = asked.asks_finite, asked.checks
                 return out, asked.answered()
             except Exception as error:
                 if not type(error).__module__.startswith("torch._dynamo"):
@@ -304,6 +304,8 @@ class Export:
             lines.append("  without their values, for piperc --dry-run; not compared with PyTorch")
         if self.asks_finite:
             lines.append("  forward asks whether numbers are finite: in the file they are as on the example batch")
+        if self.checks:
+            lines.append(f"  forward checks values and raises errors ({', '.join(sorted(self.checks)[:4])}): the file does not")
         if self.loss is None:
             lines.append("  forward returns no single scalar: name its loss in the strategy")
         return "\n".join(lines)

@@ -1,7 +1,10 @@
 """Watches a module while it runs or is traced: what it draws and asks, and functions in place of which it calls their equivalents."""
+import ast
 import contextlib
+import functools
 import logging
 import os
+import pathlib
 import random
 import sys
 import warnings
@@ -78,7 +81,8 @@ class Watch(TorchFunctionMode):
 class Asked(TorchFunctionMode):
     """Notes what forward asks of tensors, a number for a branch say, and answers the same to the tracer, which knows no values: where it is
     asked of constants alone, neither of `open` tensors, which other batches and steps change, nor of what is made or drawn beside them. Whether
-    numbers are finite is taken to be answered alike: a step in which they are not is no step to learn from."""
+    numbers are finite is taken to be answered alike, as a step in which they are not is no step to learn from; and so is what decides between
+    an error and all else."""
 
     QUESTIONS = {"item", "__bool__", "__int__", "__float__", "__index__", "tolist", "is_nonzero", "equal", "allclose"}
     FINITE, OF_FINITE = {"isfinite", "isinf", "isnan"}, {"all", "any", "logical_not", "__invert__", "bitwise_not", "logical_or", "logical_and", "__or__", "__and__"}
@@ -86,7 +90,7 @@ class Asked(TorchFunctionMode):
     def __init__(self, open=(), answers=None):
         super().__init__()
         self.open = {memory_of(tensor): tensor for tensor in open}  # kept, or another would have their place
-        self.finite, self.asks_finite = {}, False
+        self.finite, self.asks_finite, self.checks = {}, False, set()
         self.tracing, self.answers = answers is not None, {place: list(each) for place, each in (answers or {}).items()}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -105,6 +109,9 @@ class Asked(TorchFunctionMode):
         if name in self.QUESTIONS:
             if depends and all(memory in self.finite for memory in memories):
                 depends, self.asks_finite = False, True
+            elif depends and is_of_check(place_of(name)):
+                depends = False
+                self.checks.add("{}:{}".format(*place_of(name)))
             self.answers.setdefault(place_of(name), []).append(None if depends else out)
         elif depends:
             written = args[:1] if name.endswith("_") else kwargs.get("out")
@@ -146,6 +153,23 @@ def place_of(question):
     while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno, question
+
+
+def is_of_check(place):
+    """Whether it is asked in the condition of an error: of a branch that does nothing but raise one, or of an assertion."""
+    return any(first <= place[1] <= last for first, last in conditions_of_errors(place[0]))
+
+
+@functools.cache
+def conditions_of_errors(file):
+    """The lines of each."""
+    try:
+        tree = ast.parse(pathlib.Path(file).read_text())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    tests = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)
+             or isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Raise)]
+    return [(test.lineno, test.end_lineno) for test in tests]
 
 
 class Backwards:
