@@ -436,6 +436,10 @@ class Odd(nn.Module):
         return F.ctc_loss(logs, labels.masked_select(chosen), torch.full_like(labels[:, 0], 6), chosen.sum(-1)) + F.ctc_loss(
             logs, labels.abs().clamp(max=3).reshape(-1), torch.full_like(labels[:, 0], 6), torch.full_like(labels[:, 0], 2))
 
+    def sized(self, h, x):
+        longest = int(torch.max((x[:, 0] > 0).long() + 2).item())
+        return (h * (torch.arange(longest).expand(4, longest)[:, :1] + 1)).square().mean()
+
     def finite(self, h, x):
         if not torch.isfinite(h).all() or (torch.isnan(h) | torch.isinf(h)).any():
             h = h.clamp(-1e3, 1e3)
@@ -590,6 +594,7 @@ def main():
         few = dict(complex=["refused: the module is a Odd whose parameter 'turn' has complex numbers: that is not supported"],
                    cond=["refused: forward compiles parts of itself while it runs", "torch.where"], tiny=["is one of PyTorch: loss"], shifts=["is one of PyTorch: loss"],
                    finite=["is one of PyTorch: loss", "forward asks whether numbers are finite"], parts=["is one of PyTorch: loss"],
+                   sized=["what it does there depends on values that inputs or parameters decide (", "int(torch.max("],
                    checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],

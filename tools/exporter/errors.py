@@ -17,8 +17,9 @@ def first_line(error):
     """Of what was at fault first, with its place in the program."""
     error = cause_of(error)
     asked = re.search(r'call raised this error:\s*File "([^"]*)", line (\d+).*\n\s*(.*)', str(error))
-    if asked and depends_on_values(error):
-        return (f"what it does there depends on values that inputs or parameters decide: {asked[3]} ({asked[1]}:{asked[2]}). Compute it for all values and choose by "
+    if depends_on_values(error):
+        where = f": {asked[3]} ({asked[1]}:{asked[2]})" if asked else place_of_error(error)
+        return (f"what it does there depends on values that inputs or parameters decide{where}. Compute it for all values and choose by "
                 "torch.where, or leave out the branch that the training does not take")
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     said = lines[0].strip() if lines else type(error).__name__
