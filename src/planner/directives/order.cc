@@ -143,23 +143,27 @@ class CellOrder {
   }
   Error not_updated(int32_t t, ItemId state, ChunkId region) const {
     const Task& task = dag_.tasks[out_.tasks[static_cast<size_t>(t)].index()];
-    const bool is_early = region.valid() || !dag_.split_update;
+    const ValueId value = dag_.items[state.index()].value;
+    const auto is_it = [&](const auto& one) { return one.value == value; };
+    const bool trained = std::ranges::any_of(dag_.graph.params, is_it) ||
+                         std::ranges::any_of(dag_.parts, is_it) ||
+                         std::ranges::count(dag_.copies, value, &Copy::copy) > 0;
+    const bool is_shared = trained && !region.valid() && dag_.split_update;
+    Error error =
+        fail(out_.places[static_cast<size_t>(out_.named_at[static_cast<size_t>(t)])],
+             "order: on {} '{}' of the next step reads '{}' before this step's update of it{}",
+             where_, print_label(dag_, task), dag_.graph.value(value).name,
+             is_shared ? ", which closes the step: several devices read it" : "");
+    if (!trained) return std::move(error).with_note("it has one version, which the update changes");
+    if (is_shared) return std::move(error).with_note("help: two versions of it (weight_versions)");
     const Chunk& of = dag_.chunks[(region.valid() ? region : task.chunk).index()];
-    std::string item = "U";
+    std::string tags;
     for (size_t tag = 0; tag < of.tags.size(); ++tag)
       if (of.tags[tag] != kNoTag)
-        item +=
-            fmt::format("{}{}={}", item == "U" ? "[" : ", ", dag_.region_tags[tag], of.tags[tag]);
-    if (item != "U") item += "]";
-    return fail(out_.places[static_cast<size_t>(out_.named_at[static_cast<size_t>(t)])],
-                "order: on {} '{}' of the next step reads '{}' before this step's update of it{}",
-                where_, print_label(dag_, task),
-                dag_.graph.value(dag_.items[state.index()].value).name,
-                is_early ? "" : ", which closes the step as that of no one stage")
-        .with_note(
-            is_early
-                ? fmt::format("help: '{}' before it, or two versions of it (weight_versions)", item)
-                : "help: two versions of it (weight_versions)");
+        tags +=
+            fmt::format("{}{}={}", tags.empty() ? "" : ", ", dag_.region_tags[tag], of.tags[tag]);
+    return std::move(error).with_note(
+        fmt::format("help: 'U[{}]' before it, or two versions of it (weight_versions)", tags));
   }
 
   // Takes all items in the order of one step: first what runs while the step before is under way.
