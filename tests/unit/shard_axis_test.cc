@@ -630,6 +630,22 @@ TEST(ShardAxis, AttentionThatCannotBeDoneSoIsRefused) {
   AxisCut rows = over(whole, 0, "tp", 2, kMegatron);
   rows.attention = by_tokens(whole, 0, 2, AttentionBy::kRing).attention;
   EXPECT_EQ(refusal(whole, rows), "shard: attention in h/0 has no tokens in blocks over 'tp'");
+  // Of tokens that are put together before, as where a decoder's ids are its labels shifted.
+  AxisCut together = by_tokens(whole, 0, 2, AttentionBy::kRing);
+  const auto reader = std::find_if(whole.nodes.begin(), whole.nodes.end(), [&](const Node& node) {
+    return std::ranges::count(node.inputs, whole.inputs[0]) > 0;
+  });
+  together.seeds.push_back({.value = reader->outputs[0], .dim = -1});
+  const Result<ShardedGraph> apart = shard_axis(whole, together);
+  ASSERT_FALSE(apart);
+  EXPECT_EQ(apart.error().message, "shard: attention in h/0 has no tokens in blocks over 'cp0'");
+  const std::string notes = piper::join(apart.error().notes, "\n");
+  EXPECT_NE(notes.find(fmt::format("they follow from '{}', whose blocks end at {} in",
+                                   whole.value(whole.inputs[0]).name, reader->op)),
+            std::string::npos)
+      << notes;
+  EXPECT_NE(notes.find("help: let such tokens be an input of the model"), std::string::npos)
+      << notes;
   const Graph biased = decoder({.tokens = 8, .mask = Decoder::kKeyBias});
   EXPECT_EQ(refusal(biased, by_tokens(biased, 0, 2, AttentionBy::kRing)),
             "shard: attention in h/0 trains a mask that all queries share, which is not done by "

@@ -36,6 +36,41 @@ Error refusal(const State& state, const Node& node, const AttentionCut& how,
       .with_note("its queries, keys and values are " + join(types, ", "));
 }
 
+// Names an op whose results every rank has whole, although it reads a value in blocks.
+struct EndOfBlocks {
+  NodeId node;
+  ValueId value;
+};
+
+// Finds the last such op of those that a value follows from.
+std::optional<EndOfBlocks> find_end_of_blocks(const State& state, ValueId from) {
+  const auto in_blocks = [&](ValueId id) {
+    return state.layout(id).kind == kCut ||
+           std::ranges::any_of(state.cut.seeds, [&](const ShardSeed& seed) {
+             return seed.value == id && seed.dim >= 0 &&
+                    state.graph.value(id).kind == ValueKind::kInput;
+           });
+  };
+  std::optional<EndOfBlocks> last;
+  std::vector<bool> seen(state.graph.values.size());
+  for (std::vector<ValueId> open{from}; !open.empty();) {
+    const ValueId id = open.back();
+    open.pop_back();
+    if (seen[id.index()]) continue;
+    seen[id.index()] = true;
+    if (state.graph.value(id).kind != ValueKind::kNode) continue;
+    const NodeId producer = state.graph.value(id).producer;
+    for (const ValueId input : state.graph.node(producer).inputs) {
+      if (!input.valid()) continue;
+      open.push_back(input);
+      if (in_blocks(input) && state.layout(id).kind == kWhole &&
+          (!last || last->node.index() < producer.index()))
+        last = EndOfBlocks{producer, input};
+    }
+  }
+  return last;
+}
+
 // Says why the queries have no tokens in blocks.
 Error no_tokens(const Rewriter& rewriter, const Node& node, const AttentionCut& how) {
   const State& state = rewriter.state();
@@ -45,18 +80,27 @@ Error no_tokens(const Rewriter& rewriter, const Node& node, const AttentionCut& 
   error.notes.push_back(layout.kind == kCut
                             ? fmt::format("its queries are cut at dim {} over it", layout.dim)
                             : "its queries are whole on each of its ranks");
-  bool cuts_tokens = false;
-  for (const ShardSeed& seed : state.cut.seeds)
+  bool cuts_tokens = false, places_weights = false;
+  for (const ShardSeed& seed : state.cut.seeds) {
+    places_weights = places_weights || state.graph.value(seed.value).kind == ValueKind::kState;
     if (const Value& value = state.graph.value(seed.value); value.kind == ValueKind::kInput) {
       cuts_tokens = cuts_tokens || seed.dim == 1;
       error.notes.push_back(fmt::format("'{}' is cut at dim {} over it at line {}",
                                         quote_control(value.name), seed.dim, seed.at.line));
     }
-  if (const Conversion* gather = rewriter.first_gather(); cuts_tokens && gather) {
-    const Node& reader = state.graph.node(gather->reader);
-    error.notes.push_back(fmt::format("'{}' is put together for {} in {}",
-                                      quote_control(state.graph.value(gather->value).name),
-                                      reader.op, quote_control(reader.scope)));
+  }
+  const bool is_due_to_others = cuts_tokens && places_weights;
+  if (const auto end = find_end_of_blocks(state, node.inputs[0]); is_due_to_others && end) {
+    const Node& reader = state.graph.node(end->node);
+    error.notes.push_back(fmt::format(
+        "they follow from '{}', whose blocks end at {} in {}, which needs all of it",
+        quote_control(state.graph.value(end->value).name), reader.op, quote_control(reader.scope)));
+    error.notes.push_back(
+        "help: let such tokens be an input of the model, as the ids of a decoder beside its "
+        "labels, "
+        "or name those attentions alone that have tokens in blocks, as by `attention: "
+        "\"**/encoder/**\"`; the others gather keys and values");
+    return error;
   }
   error.notes.push_back(
       cuts_tokens

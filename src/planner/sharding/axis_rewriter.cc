@@ -218,13 +218,6 @@ void Rewriter::set_layout(Value& value, const Layout& layout) const {
 
 // ---- The end ------------------------------------------------------------------------------------
 
-const Conversion* Rewriter::first_gather() const {
-  const auto gather = std::ranges::find_if(conversions_, [&](const Conversion& one) {
-    return one.reader.valid() && nodes_[one.node.index()].op == "AllGather";
-  });
-  return gather == conversions_.end() ? nullptr : &*gather;
-}
-
 ShardedGraph Rewriter::finish() {
   // This lists the readers by their places among the nodes that are made.
   std::vector<NodeId> places(state_.graph.nodes.size());

@@ -58,9 +58,6 @@ class Rewriter {
   void place_first(Node& node, const LoopRule& rule, const LoopCut& cut);
   // Returns the type of a value as a rank has it.
   TensorType type_here(ValueId id) const;
-
-  // Returns the first gather of a value for an op, for errors.
-  const Conversion* first_gather() const;
   // Ends the step: its results get the layouts of what they become. Requires that all ops are in.
   ShardedGraph finish();
 
