@@ -209,7 +209,7 @@ void add_axes(std::vector<Case>& cases) {
                    TinyGpt::kExperts});
   for (const std::string& file : library_files("/meshes")) {
     const std::string text = library_text("meshes/" + file);
-    std::vector<std::string> params{schedule_params(has(file, "dualpipev") ? "dualpipev" : "1f1b")};
+    std::vector<std::string> params{schedule_params(has(file, "dualpipe") ? "dualpipe" : "1f1b")};
     if (has(text, "$tp")) params.push_back("tp: 2");
     if (has(text, "$ep")) params.push_back("ep: 2");
     const bool has_experts = has(text, "$ep");

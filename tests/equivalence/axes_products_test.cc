@@ -144,6 +144,8 @@ TEST(AxesProducts, CompleteFilesTrainAsOneDeviceDoes) {
         {"wide-stage", "gpt-deep", "gpus: 3, microbatches: 2"},
         {"wide-stage", "bert-hf", "gpus: 5"},
         {"wide-stage", "gpt-deep", "gpus: 1"},
+        {"dualpipe-pairs", "gpt-deep", "stages: 2, dp: 2, microbatches: 4"},
+        {"dualpipe-pairs", "bert-hf", "stages: 4, microbatches: 8"},
         {"gshard", "moe-gshard", "dp: 2, ep: 4"},
         {"gshard", "qwen3-moe-hf", "dp: 2, ep: 2, stages: 2, microbatches: 2"},
         {"dualpipev-ep", "moe-gshard", "stages: 2, ep: 2, microbatches: 4"},

@@ -53,7 +53,7 @@ struct Place {
 };
 // - replicate: {over: dp, bucket: 25MiB, stream: grads, shard: [optimizer]}
 struct Replicate {
-  Axes over;
+  Axes over;                  // mesh axes, or a tag of `place` that tells a stage's places apart
   std::optional<Glob> match;  // over paths of the parameters that it speaks of; nothing: all others
   Where where;                // over tags of the ops that read them
   bool is_of_some() const { return match || !where.empty(); }
@@ -75,8 +75,7 @@ struct Replicate {
   std::optional<DType> gather_dtype, dtype;
   InBlocks gather_in = {Scaled::kNone, 256}, reduce_in = gather_in;
   bool lossy = false, reduce_lossy = false;
-  enum class Order { kOrdered, kFast };
-  Order sum = Order::kOrdered;  // how what replicas have is added up
+  enum class Order { kOrdered, kFast } sum = Order::kOrdered;  // of what replicas have
   SourceSpan at, over_at, shard_at, dtype_at, gather_dtype_at, slice_at;
 };
 // - stream: {where: {kind: all_reduce}, name: grads, priority: high, sms: 20}
@@ -164,6 +163,7 @@ struct MeshAxis {
   std::string name;
   int64_t size = 1;
   SourceSpan at;
+  std::string twins_of;  // join_axes: a tag that tells the places of a stage on that axis apart
 };
 
 struct LeftOut {  // an entry that does not count

@@ -162,9 +162,14 @@ struct DagAxis {
   bool placed = false;      // some place directive names it
   bool replicated = false;  // some replicate directive names it
   bool sharded = false;     // some shard directive names it, or its replicas are coupled
+  // Its ranks are the places of a stage on another axis, whose ranks it takes over in fold_twins.
+  bool twins = false;
   // Returns whether replicas need samples of each other: they run one graph, of whose batch each
   // has a block.
   bool is_coupled() const { return replicated && sharded; }
+  // Returns whether each rank has a part of the batch of its own.
+  bool shares_batch() const { return replicated && !sharded && !twins; }
+  bool tells_cells_apart() const { return placed || twins; }
 };
 // Returns the mesh as plans have it.
 Mesh mesh_of(const std::vector<DagAxis>& axes);
@@ -182,6 +187,8 @@ struct Dag {
   // The replicas whose samples one device runs one after the other. More than 1 only in a reference
   // plan, where the device runs those of all replicas.
   int64_t replicas_in_turn = 1;
+  // The places of each stage, and by how much their numbers among all replicas differ.
+  int64_t twins = 1, twin_stride = 1;
   // An order names BI and BW, R, updates of regions, or reductions.
   bool split_backward = false, split_recompute = false, split_update = false, split_sums = false;
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size

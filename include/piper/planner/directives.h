@@ -89,8 +89,8 @@ Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& rec
                                    const Variables& variables, int64_t microbatches,
                                    const JobCosts& costs, Explanations& out);
 
-// Makes one mesh axis of those that directives name together only, and a rule of `shard` for each
-// axis of one that cuts over several. Ensures that each `over` names one axis.
+// Makes one mesh axis of those that directives name together only, and of a tag that `replicate`
+// names, and a rule of `shard` for each axis of one that cuts over several: each names one axis.
 Result<Strategy> join_axes(Strategy strategy, Explanations& out);
 
 // Mesh axes and batch cut that split and replicate ask for; used before the Dag exists.

@@ -2,6 +2,7 @@
 // in several rooms is here, too.
 #pragma once
 
+#include <array>
 #include <map>
 #include <set>
 
@@ -30,6 +31,8 @@ struct DagSpec {
   std::optional<std::set<std::string>> copies;  // no others than these
   std::map<std::string, TrainedPart> trained;   // by parameter
   Variants variants;
+  int64_t twins = 1, twin_stride = 1;                   // see Dag
+  std::map<std::string, std::vector<int32_t>> twin_of;  // of another plan, by name: see Sum::twin
 };
 
 // Requires a sharded graph. Trained parameters of f32 that microbatches cast to 16 bits are kept
@@ -50,6 +53,19 @@ struct StateCut {
 };
 // The optimizers then work on the runs of the last level, and so do their sums end.
 void cut_states(Dag& dag, const std::vector<StateCut>& cuts);
+
+// Says where the coordinates of an axis lie on two: that of the places of a stage, and what is left
+// of it.
+struct TwinFold {
+  int32_t twins = -1, axis = -1;           // of the mesh; -1: nothing is folded
+  std::vector<std::array<int32_t, 2>> at;  // by coordinate
+};
+// Finds, in a Dag whose chunks have their places, which devices have equal stages, and for each
+// gradient at which of them it is added up (Sum::twin); one that other devices add to, too, has no
+// round over them. Error: stages that are not on `twins` devices each, or on those of others.
+Result<TwinFold> find_twins(Dag& dag);
+// Numbers cells on both axes.
+void fold_twins(Dag& dag, const TwinFold& fold);
 
 // Keeps of a Dag of chunks what the loss and its weight need: the forward pass, where it is placed,
 // with parameters as they are kept. Nothing is updated. Requires one version of the weights.

@@ -12,6 +12,7 @@ namespace piper {
 // may have terms of the same sum.
 struct SumRound {
   int64_t size = 1, stride = 1;  // of replicas
+  int64_t twins = 1;             // by which the places of a stage make `size` larger
   std::vector<int32_t> axes;     // of the mesh, ascending: theirs and the further ones
   int32_t stream = 0;
   // Terms are rounded to this type before they travel, and so is their sum; nothing: they travel as
@@ -46,6 +47,9 @@ struct Sum {
   std::string name;
   std::vector<int32_t> into = {};    // by use: that whose accumulator it adds to; empty: its own
   std::vector<int32_t> rounds = {};  // of Dag::rounds, in order
+  // By use, and in it by group of microbatches: at which of the places of its stage it is added up,
+  // if these are replicas; empty: they are not.
+  std::vector<int32_t> twin = {};
   // If it is cut: the own run that the last of its first rounds leaves, and the runs that those
   // before that leave, each a run of the one before.
   ValueId part = {};

@@ -47,6 +47,15 @@ std::vector<std::string> tags_of(const Strategy& strategy) {
   return tags;
 }
 
+// Returns the tags that `place` entries give, wherever they are.
+std::vector<std::string> placed_tags(const std::vector<const yaml::Entry*>& all) {
+  std::vector<std::string> tags;
+  for (const yaml::Entry* entry : all)
+    if (const yaml::Entry* given = entry->key.text == "place" ? entry->value.find("tags") : nullptr)
+      for (const yaml::Entry& tag : given->value.entries) tags.push_back(tag.key.text);
+  return tags;
+}
+
 }  // namespace
 
 Names names_of(const Strategy& read) {
@@ -62,7 +71,8 @@ Status read_directives(const std::vector<Sections::Item>& entries, const Scope& 
   const std::vector<const yaml::Entry*> all = list_directives(entries, errors);
   // Splits first, wherever they are: they name a tag that the others may use.
   for (const bool splits : {true, false}) {
-    const Names names = names_of(out);
+    Names names = names_of(out);
+    names.placed = placed_tags(all);
     for (const yaml::Entry* entry : all) {
       if ((entry->key.text == "split") != splits) continue;
       Status read = read_directive(*entry, {scope, names, out}, out);

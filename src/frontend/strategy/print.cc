@@ -18,7 +18,8 @@ class StrategyPrinter {
     text_ = "piper: 1\n";
     if (!s_.mesh.empty()) {
       Map mesh;
-      for (const MeshAxis& axis : s_.mesh) mesh.add(axis.name, std::to_string(axis.size));
+      for (const MeshAxis& axis : s_.mesh)
+        if (axis.twins_of.empty()) mesh.add(axis.name, std::to_string(axis.size));
       line("mesh", mesh.text());
     }
     model();

@@ -9,6 +9,15 @@ namespace {
 
 using When = Replicate::When;
 
+// A tag of `place` stands for the devices that have the same stage, and differ in it.
+Status read_over(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                 Replicate& out) {
+  Names names = reading.names;
+  names.axes.insert(names.axes.end(), names.placed.begin(), names.placed.end());
+  out.over_at = entry.value.at;
+  return read_value(field, entry.value, {reading.scope, names, reading.strategy}, out.over);
+}
+
 // ---- shard: each kind of state is cut with those before it --------------------------------------
 
 constexpr Word kStates[] = {{"optimizer"}, {"gradients"}, {"parameters"}};
@@ -215,8 +224,9 @@ constexpr Field kReduce[] = {
     {"stream", kName, kOptional, "Stream of the reductions. Default reduce.", {kStreamOfSums.read}},
 };
 constexpr Field kReplicateKeys[] = {
-    {"over", kAxes, kRequired, "A mesh axis, or several as one.",
-     located<&Replicate::over, &Replicate::over_at>},
+    {"over", kAxes, kRequired,
+     "A mesh axis, a tag of `place` that tells the devices of a stage apart, or several as one.",
+     custom<read_over, print_member<&Replicate::over>>},
     {"match", kPaths, kOptional, "Parameters: patterns over their paths. Default: all others.",
      member<&Replicate::match>},
     {"where", kWhere, kOptional, "Parameters by the tags of the ops that read them.",

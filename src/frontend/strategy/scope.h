@@ -75,7 +75,8 @@ SourceSpan span_in(const yaml::Node& node, size_t offset, size_t length);
 // Lists what directives may name: mesh axes and tags.
 struct Names {
   std::vector<std::string> axes, tags;
-  bool kinds = false;  // conditions may choose by kind of task
+  std::vector<std::string> placed;  // tags of `place`
+  bool kinds = false;               // conditions may choose by kind of task
 };
 Status check_axis(std::string_view name, const SourceSpan& at, const Names& names);
 

@@ -91,6 +91,7 @@ class StepScalars : public BufferWalk<Number> {
                    const std::string& state, const Number& held);
   bool is_known_as(std::string_view name, int32_t step, const Number& number) const;
   Number reduced(std::span<const Spot> members, size_t arg) const;
+  int32_t axis_of_runs(const Group& group, const Terms& terms) const;
   Number direction_in(Spot place, int32_t buffer) const;
   Number direction_of(std::span<const Spot> members, size_t arg) const;
   bool holds(Spot place) const;

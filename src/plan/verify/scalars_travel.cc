@@ -52,15 +52,39 @@ Number StepScalars::direction_of(std::span<const Spot> members, size_t arg) cons
   return made;
 }
 
+// Returns the axis of the group whose ranks run programs of their own, and along which each has the
+// squares of another run; -1: none.
+int32_t StepScalars::axis_of_runs(const Group& group, const Terms& terms) const {
+  for (const int32_t axis : group.axes)
+    if (!model_.free_axis[static_cast<size_t>(axis)] &&
+        std::ranges::any_of(terms, [&](const Term& term) { return term.cut >> axis & 1; }))
+      return axis;
+  return -1;
+}
+
 Number StepScalars::reduced(std::span<const Spot> members, size_t arg) const {
-  Number sum;
+  const Group& group = role(members[0]).groups[section_.at(members[0]).group];
+  int32_t axis_of_members = -1;
+  for (Spot member : members)
+    axis_of_members =
+        std::max(axis_of_members,
+                 axis_of_runs(group, number_in(member.cell, section_.at(member).args[arg]).terms));
+  std::map<int64_t, Number> sums;  // by coordinate on that axis
   for (Spot member : members) {
     Number own = number_in(member.cell, section_.at(member).args[arg]);
     if (own.kind != kTerms || section_.at(member).reduction != Reduction::kSum) return {};
+    const std::vector<int64_t>& at = model_.cells[member.cell].coordinates;
+    Number& sum = sums[axis_of_members < 0 ? 0 : at[static_cast<size_t>(axis_of_members)]];
     if (sum.kind != kNone) own.terms = added(std::move(own.terms), sum.terms);
     sum = std::move(own);
   }
-  const Group& group = role(members[0]).groups[section_.at(members[0]).group];
+  std::vector<Terms> by_coordinate;
+  for (auto& [coordinate, own] : sums) by_coordinate.push_back(std::move(own.terms));
+  Number sum = std::move(sums.begin()->second);
+  sum.terms = axis_of_members < 0
+                  ? std::move(by_coordinate[0])
+                  : sum_of_runs(by_coordinate, axis_of_members,
+                                model_.mesh[static_cast<size_t>(axis_of_members)].second);
   for (int32_t axis : group.axes)
     if (model_.free_axis[static_cast<size_t>(axis)] && !(model_.followed >> axis & 1))
       sum_along(sum.terms, axis, model_.mesh[static_cast<size_t>(axis)].second);

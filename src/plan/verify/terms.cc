@@ -1,6 +1,8 @@
 // Terms of a sum: which symbol is added how often, in which rounding.
 #include "terms.h"
 
+#include <algorithm>
+
 namespace piper {
 namespace {
 
@@ -84,6 +86,24 @@ void sum_along(Terms& terms, int32_t axis, int64_t count) {
     else if (!term.is_zero())
       term.times = std::min(term.times * count, kMostTimes);
   }
+}
+
+Terms sum_of_runs(const std::vector<Terms>& by_coordinate, int32_t axis, int64_t count) {
+  Terms sum = by_coordinate[0];
+  for (size_t c = 1; c < by_coordinate.size(); ++c) sum = added(std::move(sum), by_coordinate[c]);
+  for (size_t i = 0; i < sum.size(); ++i) {
+    const Term first = by_coordinate[0][i];
+    if ((first.cut >> axis & 1) == 0) continue;
+    const bool alike = std::ranges::all_of(by_coordinate, [&](const Terms& terms) {
+      return i < terms.size() && terms[i].target == first.target && terms[i].runs == first.runs &&
+             terms[i].cut == first.cut && terms[i].followed == first.followed &&
+             terms[i].times == first.times;
+    });
+    if (!alike || std::ssize(by_coordinate) != count) continue;  // it stays cut
+    sum[i].times = first.times;
+    sum[i].cut &= ~(uint32_t{1} << axis);
+  }
+  return sum;
 }
 
 }  // namespace piper

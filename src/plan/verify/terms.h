@@ -29,5 +29,8 @@ std::optional<Terms> moved(const ProgramOp& op, const Program& program,
 Terms added(Terms a, const Terms& b);
 // Sums over the `count` ranks along a free axis: it is removed from the cuts of terms.
 void sum_along(Terms& terms, int32_t axis, int64_t count);
+// Returns the sum over the `count` coordinates of an axis whose ranks run programs of their own:
+// what each has of another run is whole then, if all have it equally often.
+Terms sum_of_runs(const std::vector<Terms>& by_coordinate, int32_t axis, int64_t count);
 
 }  // namespace piper

@@ -46,7 +46,8 @@ void resize_axes(const CompileOptions& options, Strategy& strategy) {
 // Returns what expressions of the strategy may name everywhere.
 Variables scope_of(const Strategy& strategy, const Cut& cut) {
   Variables variables = strategy.params;
-  for (const MeshAxis& axis : strategy.mesh) variables.emplace_back(axis.name, axis.size);
+  for (const MeshAxis& axis : strategy.mesh)
+    if (axis.twins_of.empty()) variables.emplace_back(axis.name, axis.size);
   variables.emplace_back("M", cut.microbatches);
   return variables;
 }
@@ -238,6 +239,39 @@ Result<Graph> with_parts_as_tasks(Graph graph, const Making& making, DagSpec& sp
   return graph;
 }
 
+// Finds the devices of a stage that are replicas of it.
+Result<TwinFold> placed_twins(Dag& dag, const Strategy& strategy, Explanations& explain) {
+  Result<TwinFold> fold = find_twins(dag);
+  const auto entry = std::ranges::find_if(strategy.replicates, [&](const Replicate& one) {
+    return std::ranges::any_of(
+        dag.mesh, [&](const DagAxis& axis) { return axis.twins && one.is_over(axis.name); });
+  });
+  if (!fold) {
+    Error error = std::move(fold).error();
+    if (entry != strategy.replicates.end()) error.at = entry->over_at;
+    return error;
+  }
+  if (fold->twins < 0) return fold;
+  const auto is_apart = [](const Sum& sum) { return !sum.twin.empty(); };
+  int64_t whole = 0;
+  for (const Param& param : dag.graph.params) {
+    const auto sum = std::ranges::find(dag.sums, param.gradient, &Sum::value);
+    whole += sum != dag.sums.end() && !is_apart(*sum);
+  }
+  const DagAxis &twins = dag.mesh[static_cast<size_t>(fold->twins)],
+                &axis = dag.mesh[static_cast<size_t>(fold->axis)];
+  Explanation report{entry->at, "replicate", {}};
+  report.lines.push_back(
+      fmt::format("each stage is on {} devices of '{}', which are an axis '{}' of the plans' mesh",
+                  twins.size, axis.name, twins.name));
+  if (whole > 0)
+    report.lines.push_back(fmt::format(
+        "note: {} parameter{}, read in stages of other devices, too, {} whole on all of them",
+        whole, whole == 1 ? "" : "s", whole == 1 ? "stays" : "stay"));
+  explain.push_back(std::move(report));
+  return fold;
+}
+
 // Makes chunks and places them.
 Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   if (making.target == Target::kUncut) {
@@ -283,12 +317,15 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   explain_copies(dag, explain);
   explain_versions(dag, strategy, explain);
   PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, making.variables, explain));
+  PIPER_ASSIGN(making.fold, placed_twins(dag, strategy, explain));
   if (!making.is_outer) {
     PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, cut, explain));
     PIPER_TRY(note_blocks(dag, cut, making));
     PIPER_ASSIGN(dag, apply_sends(std::move(dag), strategy.shards, explain));
   }
   making.summing.group_of = dag.group_of;
+  for (const Sum& sum : dag.sums)
+    if (!sum.twin.empty()) making.summing.twin_of[sum.name] = sum.twin;
   making.summing.region_tags = spec.region_tags;
   if (const Split* chunks = strategy.chunk_split(); chunks && chunks->of_tokens)
     making.summing.tokens = chunks->as;
@@ -352,6 +389,7 @@ Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
                        "prefetch",
                        {fmt::format("{} of them are nearer to their use, after their sends",
                                     made.schedule.nearer)}});
+  fold_twins(made.dag, making.fold);
   if (!making.has_order()) return made;
   if (!strategy.weight_versions.empty() && !made.dag.versions.empty() && made.schedule.body.empty())
     explain.push_back({strategy.weight_versions[0].at,

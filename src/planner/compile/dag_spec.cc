@@ -67,7 +67,15 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   };
   leave_mesh(spec.rounds);
   for (auto& [param, rounds] : spec.rounds_of) leave_mesh(rounds);
-  if (making.is_single()) spec.group_of = making.summing.group_of;
+  if (making.is_single()) {
+    spec.group_of = making.summing.group_of, spec.twin_of = making.summing.twin_of;
+  }
+  for (const DagAxis& axis : cut.mesh) {
+    if (axis.twins && axis.replicated && making.target != Target::kUncut)
+      spec.twins = axis.size;
+    else if (spec.twins > 1 && axis.shares_batch())
+      spec.twin_stride *= axis.size;
+  }
   const bool like_strategy =
       making.is_single() && !making.summing.orders.empty();  // chunk by chunk
   const Split* const chunks = making.strategy.chunk_split();

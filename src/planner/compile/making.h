@@ -38,6 +38,7 @@ struct Making {
   const Graph* outer = nullptr;  // the step between local steps; null: there is none
   Summing* of_outer = nullptr;   // as `summing`
   const std::map<std::string, TrainedPart>* trained = nullptr;  // by parameter
+  TwinFold fold = {};                 // of the mesh, where the places of a stage are replicas
   std::set<std::string> copies = {};  // in 16 bits, that the step keeps of parameters
   bool is_outer = false;              // it makes that step, of one that is made already
   bool evaluates = false;    // it makes the forward pass alone, of a step that is made already

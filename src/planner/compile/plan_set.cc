@@ -47,6 +47,15 @@ const Prefetch* posts_late(const Strategy& strategy) {
   return nullptr;
 }
 
+// Returns the entry by which devices of a stage, that run programs of their own, gather parameters
+// as they need them; null: there is none.
+const Replicate* gathers_from_twins(const Strategy& strategy) {
+  for (const Replicate& one : strategy.replicates)
+    for (const MeshAxis& axis : strategy.mesh)
+      if (!axis.twins_of.empty() && one.is_over(axis.name) && one.shard_parameters) return &one;
+  return nullptr;
+}
+
 }  // namespace
 
 PlanSet make_plan_set(const Dag& dag, Lowered lowered) {
@@ -76,6 +85,15 @@ Status check_plans(const PlanSet& set, const PlanSet* single, const Strategy& st
           .with_note(
               "help: 'distance: eager' posts each receive when its send is issued, in one "
               "order of all devices");
+  if (first.rule == "deadlock" || first.rule == "collective")
+    if (const Replicate* pairs = gathers_from_twins(strategy))
+      return fail(pairs->shard_at,
+                  "not supported: parameters in parts on the devices of a stage, which do not need "
+                  "them in one order: {}",
+                  first.text)
+          .with_note(
+              "help: in the order devices of a stage run the same stages in turn, each for "
+              "its own microbatches; or leave 'parameters' out");
   Error error = fail("the plan was refused: {}", first.text).with_code(ExitCode::kRefused);
   for (size_t i = 1; i < report.findings.size() && i < 8; ++i)
     error.notes.push_back(report.findings[i].text);

@@ -11,8 +11,9 @@ namespace piper {
 
 // Says how the strategy's plan sums, for the single-device plan.
 struct Summing {
-  std::vector<int32_t> group_of;         // see Dag
-  std::vector<std::string> region_tags;  // of the chunks below
+  std::vector<int32_t> group_of;                        // see Dag
+  std::map<std::string, std::vector<int32_t>> twin_of;  // by sum: see Sum
+  std::vector<std::string> region_tags;                 // of the chunks below
   size_t finer = 0;    // of these, the last ones: the single-device plan has none of them
   std::string tokens;  // of these, that of chunks of tokens; empty: none
   // By pass and tags of a chunk its microbatches in the order in which it adds them. Empty: each

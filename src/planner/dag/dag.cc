@@ -7,7 +7,8 @@ namespace piper {
 
 Mesh mesh_of(const std::vector<DagAxis>& axes) {
   Mesh mesh;
-  for (const DagAxis& axis : axes) mesh.emplace_back(axis.name, axis.size);
+  for (const DagAxis& axis : axes)
+    mesh.emplace_back(axis.name, axis.twins && !axis.placed ? 1 : axis.size);
   return mesh;
 }
 

@@ -81,20 +81,37 @@ ItemId Expander::add_parts(int32_t s, ItemId a, ItemId b) {
   return combine(s, {a, b}, first, "U sum " + sum(s).name);
 }
 
-ItemId Expander::sum_parts(int32_t s) {
+ItemId Expander::sum_of_parts(int32_t s, size_t replica, int32_t twin) {
   const SumState& state = sums_[static_cast<size_t>(s)];
-  std::vector<ItemId> totals;  // by replica
-  for (size_t r = 0; r < static_cast<size_t>(dag_.replicas_in_turn); ++r) {
-    totals.push_back(state.parts[0][r]);
-    for (size_t p = 1; p < state.parts.size(); ++p) {
-      if (accumulator_of(s, p / groups_) != p / groups_) continue;
-      const ItemId part = state.parts[p][r];
-      totals[r] = add_parts(s, move_to(totals[r], dag_.items[part.index()].cell), part);
-    }
+  ItemId total;
+  for (size_t p = 0; p < state.parts.size(); ++p) {
+    if (accumulator_of(s, p / groups_) != p / groups_) continue;
+    if (!sum(s).twin.empty() && sum(s).twin[p] != twin) continue;
+    const ItemId part = state.parts[p][replica];
+    total =
+        total.valid() ? add_parts(s, move_to(total, dag_.items[part.index()].cell), part) : part;
   }
+  return total;
+}
+
+std::vector<ItemId> Expander::sum_parts(int32_t s) {
+  const int64_t twins = sum(s).twin.empty() ? 1 : dag_.twins;
+  const int64_t stride = dag_.replicas_in_turn == 1 ? 1 : dag_.twin_stride;
+  std::vector<ItemId> totals(static_cast<size_t>(dag_.replicas_in_turn * dag_.twins));
+  for (int64_t r = 0; r < dag_.replicas_in_turn; ++r)
+    for (int64_t t = 0; t < twins; ++t)  // by their numbers along the mesh
+      totals[static_cast<size_t>((r / stride * dag_.twins + t) * stride + r % stride)] =
+          sum_of_parts(s, static_cast<size_t>(r), static_cast<int32_t>(t));
+  if (is_reference()) return {add_replicas(s, std::move(totals))};
+  std::erase(totals, ItemId());
+  return totals;
+}
+
+ItemId Expander::add_replicas(int32_t s, std::vector<ItemId> totals) {
+  std::vector<bool> added(totals.size());
+  for (size_t r = 0; r < totals.size(); ++r) added[r] = !totals[r].valid();
   // What plays one replica only rounds its term all the same.
   if (totals.size() == 1) return sum(s).in_blocks < 0 ? totals[0] : add_in_blocks(s, totals);
-  std::vector<bool> added(totals.size());
   for (size_t at = 0; at < sum(s).rounds.size(); ++at) {
     const int64_t size = round(s, at).size, stride = round(s, at).stride;
     const DType type = type_in(s, at);
@@ -117,6 +134,9 @@ ItemId Expander::sum_parts(int32_t s) {
       for (size_t k = 1; k < members.size(); ++k) totals[r] = add_parts(s, totals[r], members[k]);
     }
   }
+  // It plays one replica of several, at all places of the stage.
+  for (size_t r = 1; r < totals.size(); ++r)
+    if (!added[r]) totals[0] = add_parts(s, totals[0], totals[r]);
   return totals[0];
 }
 
@@ -153,28 +173,27 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
 void Expander::finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals,
                            ChunkId region) {
   const int32_t cell = dag_.items[totals[0].index()].cell;
-  const size_t rounds = dag_.replicas_in_turn > 1 ? 0 : sum(sums[0]).rounds.size();
+  const size_t rounds = is_reference() ? 0 : sum(sums[0]).rounds.size();
   for (size_t r = sum(sums[0]).each_micro ? 1 : 0; r < rounds; ++r)
     totals = reduce(sums, totals, r, region);
   totals = in_type(sums, totals, own_type(sums[0]), ".finished");
   for (size_t i = 0; i < sums.size(); ++i) {
     SumState& state = sums_[static_cast<size_t>(sums[i])];
-    state.finished = true;
-    state.home = cell;
+    state.homes.push_back(cell);
     items_.set(result_of(sums[i]), -1, cell, totals[i]);
     dag_.items[totals[i].index()].sum = sums[i];
   }
 }
 
 void Expander::finish_sum(int32_t s) {
-  if (sums_[static_cast<size_t>(s)].finished) return;
-  finish_sums({s}, {sum_parts(s)});
+  if (!sums_[static_cast<size_t>(s)].homes.empty()) return;
+  for (const ItemId total : sum_parts(s)) finish_sums({s}, {total});
 }
 
 void Expander::finish_late_sums() {
   std::vector<int32_t> order;
   for (size_t s = 0; s < sums_.size(); ++s)
-    if (!sums_[s].finished) order.push_back(static_cast<int32_t>(s));
+    if (sums_[s].homes.empty()) order.push_back(static_cast<int32_t>(s));
   const auto last_made = [&](int32_t s) {
     int32_t last = 0;
     for (ValueId use : sum(s).uses) last = std::max(last, dag_.graph.value(use).producer.value);
@@ -191,14 +210,15 @@ void Expander::finish_late_sums() {
     const ChunkId chunk = chunk_of(s);
     return chunk.valid() ? dag_.chunks[chunk.index()].tags : std::vector<int32_t>();
   };
-  // None of a loss, and of what several cells have added to, which the last one sums over replicas.
+  // None of a loss, and of what several cells have added to, which the last one, or all of them,
+  // sum over replicas.
   const auto named = [&](int32_t s, int32_t cell) {
-    const ChunkId id = dag_.split_sums ? chunk_of(s) : ChunkId();
+    const ChunkId id = dag_.split_sums && sum(s).twin.empty() ? chunk_of(s) : ChunkId();
     if (!id.valid()) return id;
     const Chunk& chunk = dag_.chunks[id.index()];
     return is_backward(chunk.pass) && chunk.cell == cell ? id : ChunkId();
   };
-  std::vector<ItemId> totals(sums_.size());
+  std::vector<std::vector<ItemId>> totals(sums_.size());
   for (int32_t s : order) totals[static_cast<size_t>(s)] = sum_parts(s);
   for (size_t cell = 0; cell < 2 * dag_.cells.size(); ++cell) {
     const bool cut = cell % 2 == 1;  // of each cell first those that stay whole
@@ -216,9 +236,13 @@ void Expander::finish_late_sums() {
       bucket = {};
     };
     for (int32_t s : order) {
-      const ItemId total = totals[static_cast<size_t>(s)];
+      if (cut != sum(s).part.valid()) continue;
+      const auto own = std::ranges::find_if(totals[static_cast<size_t>(s)], [&](ItemId total) {
+        return static_cast<size_t>(dag_.items[total.index()].cell) == cell / 2;
+      });
+      if (own == totals[static_cast<size_t>(s)].end()) continue;
+      const ItemId total = *own;
       const Item& item = dag_.items[total.index()];
-      if (static_cast<size_t>(item.cell) != cell / 2 || cut != sum(s).part.valid()) continue;
       Bucket& bucket = buckets[{further_axes(dag_, sum(s)), sum(s).rounds}];
       const bool joins =
           bucket.sums.empty() || (own_type(bucket.sums[0]) == own_type(s) &&

@@ -118,7 +118,7 @@ ItemId Expander::ensure(ValueId id, int32_t micro, int32_t cell) {
     const ValueId result = result_of(sum->second);
     if (const ItemId known = find_item(result, -1, cell); known.valid()) return known;
     finish_sum(sum->second);
-    return move_to(find_item(result, -1, sums_[static_cast<size_t>(sum->second)].home), cell);
+    return move_to(find_item(result, -1, sums_[static_cast<size_t>(sum->second)].homes[0]), cell);
   }
   const int32_t chunk = chunk_of_[slot(value.producer, class_of(std::max(micro, 0)))];
   PIPER_CHECK(chunk >= 0, "value '{}' is made by no chunk", value.name);

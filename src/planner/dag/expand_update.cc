@@ -196,7 +196,7 @@ void Expander::share_scalars() {
   for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
     std::vector<bool> here;
     for (ValueId source : scalars.sources)
-      here.push_back(sums_[static_cast<size_t>(sum_of_value_.at(source.value))].home == cell);
+      here.push_back(counts_in(sum_of_value_.at(source.value), cell));
     const Chunk whole = scalar_chunk(dag_, scalars, here, cell);
     ItemId made;
     for (const Chunk& chunk : UpdateRegions(dag_).taken_apart(dag_, whole)) {
@@ -215,7 +215,7 @@ void Expander::share_scalars() {
                 .reads = {mine},
                 .writes = {new_item(scalars.shared, -1, cell, mine)}};
     for (size_t a = 0; a < dag_.mesh.size(); ++a)
-      if (dag_.mesh[a].placed) reduce.group.push_back(static_cast<int32_t>(a));
+      if (dag_.mesh[a].tells_cells_apart()) reduce.group.push_back(static_cast<int32_t>(a));
     dag_.tasks.push_back(std::move(reduce));
   }
 }

@@ -63,8 +63,7 @@ class Expander {
  private:
   struct SumState {
     std::vector<std::vector<ItemId>> parts;  // [use × groups + group][replica in turn]
-    bool finished = false;
-    int32_t home = 0;  // cell that finishes it
+    std::vector<int32_t> homes;              // the cells that finish it
   };
   struct Contribution {
     ValueId value;
@@ -78,6 +77,13 @@ class Expander {
   // Returns the use in whose accumulator another one of the sum is added up.
   size_t accumulator_of(int32_t s, size_t use) const {
     return sum(s).into.empty() ? use : static_cast<size_t>(sum(s).into[use]);
+  }
+  // Returns whether the squares of a sum that the cell has are those that are added up.
+  bool counts_in(int32_t s, int32_t cell) const {
+    const std::vector<int32_t>& homes = sums_[static_cast<size_t>(s)].homes;
+    bool in_parts = false;  // of which each of them has its own
+    for (size_t r = 0; r < sum(s).cut_rounds(); ++r) in_parts |= round(s, r).twins > 1;
+    return homes.front() == cell || (in_parts && std::ranges::count(homes, cell) > 0);
   }
   // Returns the value in which a sum is finished.
   ValueId result_of(int32_t s) const { return sum(s).part.valid() ? sum(s).part : sum(s).value; }
@@ -154,8 +160,13 @@ class Expander {
 
   // Sums a parameter's gradient: for each use the groups of microbatches in order, then the uses,
   // then the replicas, round by round; the reduction over ranks is left. Parts that several cells
-  // hold travel from one to the next: the last finishes the sum, for all that read it.
-  ItemId sum_parts(int32_t s);
+  // hold travel from one to the next: the last finishes the sum, for all that read it. Or the cells
+  // are replicas: then each has a total of its own.
+  std::vector<ItemId> sum_parts(int32_t s);
+  ItemId sum_of_parts(int32_t s, size_t replica, int32_t twin);
+  ItemId add_replicas(int32_t s, std::vector<ItemId> totals);
+  // One device plays all ranks, or the first.
+  bool is_reference() const { return dag_.replicas_in_turn > 1 || dag_.mesh.empty(); }
 
   // ---- In which type gradients travel ----
   DType own_type(int32_t s) const { return dag_.graph.value(result_of(s)).type.dtype; }

@@ -14,6 +14,7 @@ PIPER_FIELDS(DagAxis) {
   v("placed", &DagAxis::placed);
   v("replicated", &DagAxis::replicated);
   v("sharded", &DagAxis::sharded);
+  v("twins", &DagAxis::twins);
 }
 
 PIPER_FIELDS(TaskStream) {
@@ -28,6 +29,7 @@ PIPER_FIELDS(TaskStream) {
 PIPER_FIELDS(SumRound) {
   v("size", &SumRound::size);
   v("stride", &SumRound::stride);
+  v("twins", &SumRound::twins);
   v("axes", &SumRound::axes);
   v("stream", &SumRound::stream);
   v("dtype", &SumRound::dtype);
@@ -90,6 +92,7 @@ PIPER_FIELDS(Sum) {
   v("uses", &Sum::uses);
   v("into", &Sum::into);
   v("rounds", &Sum::rounds);
+  v("twin", &Sum::twin);
   v("part", &Sum::part);
   v("larger", &Sum::larger);
   v("each_micro", &Sum::each_micro);
@@ -168,6 +171,8 @@ PIPER_FIELDS(Offload) {
 
 PIPER_FIELDS(Dag) {
   v("replicas_in_turn", &Dag::replicas_in_turn);
+  v("twins", &Dag::twins);
+  v("twin_stride", &Dag::twin_stride);
   v("microbatches", &Dag::microbatches);
   v("split_backward", &Dag::split_backward);
   v("split_recompute", &Dag::split_recompute);

@@ -377,6 +377,8 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.region_tags = spec.region_tags;
   dag.microbatches = spec.microbatches;
   dag.replicas_in_turn = spec.replicas_in_turn;
+  dag.twins = spec.twins;
+  dag.twin_stride = spec.twin_stride;
   dag.split_backward = spec.split_backward;
   dag.split_recompute = spec.split_recompute;
   dag.split_update = spec.split_update;

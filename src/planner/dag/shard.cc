@@ -214,6 +214,19 @@ int32_t round_of(Dag& dag, SumRound round) {
   return index;
 }
 
+void leave_twins(Dag& dag, Sum& sum) {
+  std::vector<int32_t> left;
+  for (const int32_t index : sum.rounds) {
+    SumRound round = dag.rounds[static_cast<size_t>(index)];
+    if (round.twins > 1 && round.stride == dag.twin_stride) round.stride *= round.twins;
+    round.size /= std::exchange(round.twins, 1);
+    std::erase_if(round.axes,
+                  [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].twins; });
+    if (round.size > 1 || !round.axes.empty()) left.push_back(round_of(dag, std::move(round)));
+  }
+  sum.rounds = std::move(left);
+}
+
 std::vector<int32_t> further_axes(const Dag& dag, const Sum& sum) {
   SumRound all;
   for (int32_t round : sum.rounds) add_axes(all, dag.rounds[static_cast<size_t>(round)].axes);

@@ -76,6 +76,9 @@ void add_sums(Dag& dag, const DagSpec& spec) {
     for (const int64_t use : node.attrs.integers("into"))
       sum.into.push_back(static_cast<int32_t>(use));
     for (SumRound& round : rounds) sum.rounds.push_back(round_of(dag, std::move(round)));
+    const auto twin = spec.twin_of.find(sum.name);
+    if (twin != spec.twin_of.end()) sum.twin = twin->second;
+    if (sum.twin.empty() && spec.mesh.empty()) leave_twins(dag, sum);  // else find_twins does
   }
 }
 

@@ -70,11 +70,12 @@ int64_t runs_of(const Dag& dag, const Sum& sum, size_t rounds) {
   return runs;
 }
 
-// Returns the mesh axes that cut a value.
-std::vector<int32_t> cut_over(const Value& value) {
+// Returns the mesh axes that cut a value, whose ranks run one program.
+std::vector<int32_t> cut_over(const Dag& dag, const Value& value) {
   std::vector<int32_t> axes;
   for (const AxisLayout& lies : value.over)
-    if (lies.layout.kind == LayoutKind::kSharded) axes.push_back(lies.axis);
+    if (lies.layout.kind == LayoutKind::kSharded && !dag.mesh[static_cast<size_t>(lies.axis)].twins)
+      axes.push_back(lies.axis);
   return axes;
 }
 
@@ -104,11 +105,13 @@ ValueId element(Builder& build, ValueId vector, size_t at) {
 }
 
 // Squares of what is over the same axes are summed over these together; what no axis cuts stays.
-void sum_over_axes(Builder& build, const Graph& graph, const std::vector<ValueId>& sources,
+// Those of the places of a stage are summed with the numbers of all cells.
+void sum_over_axes(Builder& build, const Dag& dag, const std::vector<ValueId>& sources,
                    std::vector<ValueId>& squares) {
+  const Graph& graph = dag.graph;
   std::map<std::vector<int32_t>, std::vector<size_t>> groups;
   for (size_t i = 0; i < squares.size(); ++i)
-    if (squares[i].valid()) groups[cut_over(graph.value(sources[i]))].push_back(i);
+    if (squares[i].valid()) groups[cut_over(dag, graph.value(sources[i]))].push_back(i);
   for (const auto& [over, members] : groups) {
     if (over.empty()) continue;
     std::vector<ValueId> parts;
@@ -170,7 +173,7 @@ void square_by_runs(Dag& dag) {
     number = node.outputs[0];
   }
   Builder build = update_builder(graph, "squares/");
-  sum_over_axes(build, graph, sources, squares);
+  sum_over_axes(build, dag, sources, squares);
   for (Node& node : graph.nodes)
     if (node.op == "GlobalNorm")
       for (ValueId& number : node.inputs) number = squares[norms.at.at(number)];
@@ -226,7 +229,7 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
   std::vector<ValueId> squares(gradients), parts;
   for (size_t i = 0; i < gradients; ++i)
     if (here[i]) squares[i] = build.op1("SumSquares", {scalars.sources[i]}, scalars.squares[i]);
-  sum_over_axes(build, graph, scalars.sources, squares);
+  sum_over_axes(build, dag, scalars.sources, squares);
   int64_t zeros = 0;  // of sources elsewhere, one after another
   const auto add_zeros = [&] {
     if (zeros > 0)

@@ -33,12 +33,19 @@ bool contains(const Axes& axes, const std::string& name) {
   return std::find(axes.begin(), axes.end(), name) != axes.end();
 }
 
+// Returns whether one of them is a tag that tells the places of a stage apart.
+bool has_twins(const Strategy& strategy, const Axes& axes) {
+  return std::ranges::any_of(strategy.mesh, [&](const MeshAxis& one) {
+    return !one.twins_of.empty() && contains(axes, one.name);
+  });
+}
+
 // Axes of one rank make no difference to a product.
 void drop_single(const Strategy& strategy, Over& over, Explanations& out) {
   if (over.axes->size() == 1) return;
   Axes left;
   for (const std::string& name : *over.axes)
-    if (size_of(strategy, name) > 1) left.push_back(name);
+    if (size_of(strategy, name) > 1 || has_twins(strategy, {name})) left.push_back(name);
   if (left.size() == over.axes->size()) return;
   if (left.empty()) left.push_back(over.axes->front());
   out.push_back({over.at,
@@ -97,6 +104,89 @@ void make_one(Strategy& strategy, const Axes axes) {
   strategy.mesh = std::move(mesh);
 }
 
+// ---- Tags that tell the places of a stage apart ----
+
+// Returns the mesh axis on which `place` puts by the tag; an end of the mesh where no entry has it.
+Result<std::vector<MeshAxis>::iterator> axis_of_tag(Strategy& strategy, const std::string& tag,
+                                                    const SourceSpan& at) {
+  auto found = strategy.mesh.end();
+  for (const Place& place : strategy.places) {
+    if (std::ranges::count(place.tags, tag, [](const auto& given) { return given.first; }) == 0)
+      continue;
+    for (const auto& [name, coordinate] : place.on) {
+      const std::vector<std::string> names = coordinate.names();
+      if (std::ranges::count(names, tag) == 0) continue;
+      const auto axis = std::ranges::find(strategy.mesh, name, &MeshAxis::name);
+      if (found != strategy.mesh.end() && found != axis)
+        return fail(at,
+                    "not supported: replicas over '{}', by which places differ on '{}' and '{}'",
+                    tag, found->name, name);
+      found = axis;
+    }
+  }
+  if (found == strategy.mesh.end())
+    return fail(at, "replicate: '{}' tells no devices of a stage apart: no place depends on it",
+                tag);
+  return found;
+}
+
+// Adds an axis, of no ranks yet, for each such tag that an entry names: before that of the places.
+Status add_twins(Strategy& strategy) {
+  for (const Replicate& one : std::vector(strategy.replicates))
+    for (const std::string& tag : one.over) {
+      if (std::ranges::count(strategy.mesh, tag, &MeshAxis::name) > 0) continue;
+      const auto other = std::ranges::find_if(
+          strategy.mesh, [](const MeshAxis& axis) { return !axis.twins_of.empty(); });
+      if (other != strategy.mesh.end())
+        return fail(one.over_at, "not supported: replicas over the tags '{}' and '{}'", other->name,
+                    tag);
+      PIPER_ASSIGN(const auto axis, axis_of_tag(strategy, tag, one.over_at));
+      const auto refuse = [&](const char* what, const SourceSpan& at) {
+        return fail(at, "not supported: {} beside replicas over '{}', the places of a stage", what,
+                    tag);
+      };
+      if (!strategy.weight_versions.empty())
+        return refuse("'weight_versions'", strategy.weight_versions[0].at);
+      const std::string of = axis->name;
+      strategy.mesh.insert(axis, {tag, 1, axis->at, of});
+    }
+  for (const Replicate& one : strategy.replicates) {
+    if (!has_twins(strategy, one.over)) continue;
+    if (one.reduce == Replicate::When::kMicrobatch)
+      return fail(one.at,
+                  "not supported: gradients that the places of a stage sum in each "
+                  "microbatch, of which each has its own");
+    if (one.reduce_in.any())
+      return fail(one.dtype_at, "not supported: sums over the places of a stage that travel in {}",
+                  kScaledNames[static_cast<size_t>(one.reduce_in.type)]);
+  }
+  return ok_status();
+}
+
+// Ranks of several axes have numbers that follow one another.
+Status check_beside_twins(const Strategy& strategy, const Over& over) {
+  std::vector<size_t> named;
+  for (size_t a = 0; a < strategy.mesh.size(); ++a)
+    if (contains(*over.axes, strategy.mesh[a].name)) named.push_back(a);
+  const auto between = [&](size_t a) {
+    return a > named.front() && a < named.back() && !contains(*over.axes, strategy.mesh[a].name);
+  };
+  for (size_t a = 0; a < strategy.mesh.size(); ++a) {
+    const bool is_inner = a != named.front() && a != named.back() &&
+                          contains(*over.axes, strategy.mesh[a].name) &&
+                          !strategy.mesh[a].twins_of.empty();
+    const bool is_replicated =
+        between(a) && std::ranges::any_of(strategy.replicates, [&](const Replicate& one) {
+          return one.is_over(strategy.mesh[a].name);
+        });
+    if (is_inner || is_replicated)
+      return fail(over.over_at, "not supported: replicas over [{}], which are no axis together",
+                  join(*over.axes, ", "))
+          .with_note(fmt::format("'{}' stands between them in the mesh", strategy.mesh[a].name));
+  }
+  return ok_status();
+}
+
 // Returns a rule for each axis of one that cuts over several.
 std::vector<ShardRule> one_by_one(const ShardRule& rule) {
   std::vector<ShardRule> rules;
@@ -113,10 +203,15 @@ std::vector<ShardRule> one_by_one(const ShardRule& rule) {
 }  // namespace
 
 Result<Strategy> join_axes(Strategy strategy, Explanations& out) {
+  PIPER_TRY(add_twins(strategy));
   for (Over& over : overs_of(strategy)) drop_single(strategy, over, out);
   for (const Over& over : overs_of(strategy)) {
     const Axes axes = *over.axes;
     if (axes.size() == 1) continue;
+    if (has_twins(strategy, axes)) {
+      PIPER_TRY(check_beside_twins(strategy, over));
+      continue;
+    }
     const std::string why = apart(strategy, axes);
     const bool of_replicas = std::string_view(over.directive) == "replicate";
     if (!why.empty() && of_replicas && !apart(strategy, axes, true).empty())

@@ -116,8 +116,9 @@ class Finder {
   bool can_join(const Task& task) const {
     if (task.kind == InstructionKind::kSend) return true;
     return is_collective(task.kind) && info(task.kind).joins &&
-           std::none_of(task.group.begin(), task.group.end(),
-                        [&](int32_t axis) { return dag_.mesh[static_cast<size_t>(axis)].placed; });
+           std::none_of(task.group.begin(), task.group.end(), [&](int32_t axis) {
+             return dag_.mesh[static_cast<size_t>(axis)].tells_cells_apart();
+           });
   }
   const TensorType& type(ItemId item) const {
     return dag_.graph.value(dag_.items[item.index()].value).type;

@@ -158,6 +158,7 @@ class Chooser {
         if (cut_.mesh[a].size == 1) continue;
         round.axes.push_back(static_cast<int32_t>(a));
         if (!cut_.mesh[a].is_coupled()) round.size *= cut_.mesh[a].size;
+        if (cut_.mesh[a].twins) round.twins = cut_.mesh[a].size;
         round.stride = stride_[a];
       }
       if (!round.axes.empty()) rounds.push_back(std::move(round));

@@ -241,6 +241,9 @@ Status check_persist(const Dag& dag, const Spoken& spoken, const Replicate& repl
 // terms of a gradient. Coupled ranks may have all of it; and what forward makes of a buffer is
 // whole.
 bool has_parts(const Dag& dag, const Param& param, int32_t axis) {
+  if (dag.mesh[static_cast<size_t>(axis)].twins)
+    return std::ranges::any_of(
+        dag.sums, [&](const Sum& sum) { return sum.value == param.gradient && !sum.twin.empty(); });
   if (std::ranges::any_of(dag.graph.value(param.value).over, [&](const AxisLayout& lies) {
         return lies.axis == axis && lies.layout.kind == LayoutKind::kSharded;
       }))
@@ -293,19 +296,31 @@ StateCut cut_of(Dag& dag, const Param& param, const std::vector<size_t>& lines,
   return cut;
 }
 
-// Muon and Adafactor look at whole tensors, which they gather over one level.
-Status check_levels(const Dag& dag, const StateCut& cut, const Replicate& second) {
+// Muon and Adafactor look at whole tensors, which they gather over one level, whose ranks run one
+// program. `how`: in which other way they are cut; `by`: the entry that says so.
+Status check_whole(const Dag& dag, const StateCut& cut, const Replicate& by,
+                   const std::string& how) {
   for (const StateUpdate& update : dag.graph.updates) {
     if (update.state != cut.param.value) continue;
     const std::string& op = dag.graph.node(dag.graph.value(update.next).producer).op;
     if (find_op(op)->directed)
-      return fail(second.shard_at,
-                  "not supported: states of '{}' that are cut over one axis and then over [{}], "
-                  "with "
-                  "an optimizer that looks at whole tensors ({})",
-                  quote_control(cut.param.name), join(second.over, ", "), op)
+      return fail(
+                 by.shard_at,
+                 "not supported: states of '{}' that are cut over {}, with an optimizer that looks "
+                 "at whole tensors ({})",
+                 quote_control(cut.param.name), how, op)
           .with_note("help: cut them over one axis, or over both in one entry: 'over: [a, b]'");
   }
+  return ok_status();
+}
+Status check_levels(const Dag& dag, const StateCut& cut, const Replicate& first,
+                    const Replicate* second) {
+  if (second != nullptr)
+    PIPER_TRY(check_whole(dag, cut, *second,
+                          fmt::format("one axis and then over [{}]", join(second->over, ", "))));
+  for (const int32_t axis : cut.levels[0].over)
+    if (dag.mesh[static_cast<size_t>(axis)].twins)
+      return check_whole(dag, cut, first, "the places of a stage");
   return ok_status();
 }
 
@@ -315,11 +330,15 @@ Status cut_all(Dag& dag, const std::vector<Replicate>& replicates, const Cut& fr
     const std::vector<size_t>& lines = from.lines_of.at(param.name);
     StateCut cut = cut_of(dag, param, lines, replicates);
     if (cut.levels.empty()) continue;
-    if (cut.levels.size() > 1) {
+    if (cut.levels.size() == 1) {
+      const auto first = std::ranges::find_if(
+          lines, [&](size_t line) { return !axes_of(dag, replicates[line]).empty(); });
+      PIPER_TRY(check_levels(dag, cut, replicates[*first], nullptr));
+    } else {
       const auto second = std::ranges::find_if(lines.begin() + 1, lines.end(), [&](size_t line) {
         return !axes_of(dag, replicates[line]).empty();
       });
-      PIPER_TRY(check_levels(dag, cut, replicates[*second]));
+      PIPER_TRY(check_levels(dag, cut, replicates[lines.front()], &replicates[*second]));
       const std::string help = "help: say it of the entry over [" +
                                join(replicates[lines.front()].over, ", ") +
                                "], which cuts them first";

@@ -1,5 +1,6 @@
 // The directive `split`: microbatches, and replicas of samples.
 #include <algorithm>
+#include <set>
 
 #include "piper/planner/directives.h"
 
@@ -81,6 +82,36 @@ Status check_sharded(const Strategy& strategy, const DagAxis& axis) {
       .with_note("help: add another axis to 'mesh' for shard");
 }
 
+// Returns how many values a tag has that tells the places of a stage apart: they begin at 0.
+Result<int64_t> count_places(const Place& place, const Expr& tag, int64_t microbatches) {
+  std::set<int64_t> values;
+  for (int64_t micro = 0; micro < microbatches; ++micro) {
+    const Result<int64_t> value = tag.evaluate({{place.micro, micro}, {"M", microbatches}});
+    if (!value)
+      return fail(tag.at(),
+                  "not supported: replicas that a tag tells apart which depends on more "
+                  "than the microbatch")
+          .with_note(value.error().message);
+    values.insert(*value);
+  }
+  return std::ssize(values);
+}
+
+// The places of a stage are told apart by a tag, over the microbatches.
+Status size_twins(const Strategy& strategy, Cut& cut) {
+  for (size_t a = 0; a < strategy.mesh.size(); ++a) {
+    if (!cut.mesh[a].twins) continue;
+    for (const Place& place : strategy.places)
+      for (const auto& [name, tag] : place.tags)
+        if (name == cut.mesh[a].name) {
+          PIPER_ASSIGN(cut.mesh[a].size, count_places(place, tag, cut.microbatches));
+        }
+    cut.mesh[a].size = std::min(cut.mesh[a].size, cut.mesh[a + 1].size);  // of what it tells apart
+    cut.mesh[a].replicated = cut.mesh[a].size > 1;
+  }
+  return ok_status();
+}
+
 }  // namespace
 
 Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& out) {
@@ -96,13 +127,14 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
       for (const auto& [name, expr] : place.on) dag_axis.placed |= name == axis.name;
     for (const ShardRule& shard : strategy.shards)
       dag_axis.sharded |= shard.over.front() == axis.name && axis.size > 1;
+    dag_axis.twins = !axis.twins_of.empty();
     if (dag_axis.placed && dag_axis.replicated)
       return fail(strategy.replicates.front().over_at,
                   "replicate: axis '{}' is already used by place", axis.name);
     PIPER_TRY(check_sharded(strategy, dag_axis));
     if (!dag_axis.placed && !dag_axis.replicated && !dag_axis.sharded && axis.size > 1)
       return unused_axis(strategy, axis);
-    if (dag_axis.replicated && !dag_axis.is_coupled()) cut.replicas *= axis.size;
+    if (dag_axis.shares_batch()) cut.replicas *= axis.size;
     cut.mesh.push_back(std::move(dag_axis));
   }
   const Split* split = strategy.batch_split();
@@ -120,6 +152,7 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
                                      batch / cut.replicas * cut.replicas,
                                      (batch / cut.replicas + 1) * cut.replicas));
   PIPER_ASSIGN(cut.microbatches, count_microbatches(strategy, batch / cut.replicas));
+  PIPER_TRY(size_twins(strategy, cut));
   if (split || cut.microbatches > 1)
     out.push_back(
         {cut.at,

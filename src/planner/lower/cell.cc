@@ -20,7 +20,7 @@ SampleRange samples_of(const Dag& dag, int32_t micro) {
   range.stride.assign(dag.mesh.size(), 0);
   int64_t stride = range.count * dag.microbatches;
   for (size_t a = dag.mesh.size(); a-- > 0;)
-    if (dag.mesh[a].replicated && !dag.mesh[a].is_coupled()) {
+    if (dag.mesh[a].shares_batch()) {
       range.stride[a] = stride;
       stride *= dag.mesh[a].size;
     }

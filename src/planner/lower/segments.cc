@@ -240,7 +240,7 @@ ItemId root_of(const Dag& dag, ItemId item) {
 
 bool is_over_cells(const Dag& dag, const std::vector<int32_t>& axes) {
   return std::any_of(axes.begin(), axes.end(),
-                     [&](int32_t axis) { return dag.mesh[at(axis)].placed; });
+                     [&](int32_t axis) { return dag.mesh[at(axis)].tells_cells_apart(); });
 }
 
 bool is_collective(const Node& node) {

@@ -29,6 +29,14 @@ class Rows {
   size_t width_;
 };
 
+bool joins_all_cells(const Dag& dag, const std::vector<int32_t>& axes) {
+  for (size_t a = 0; a < dag.mesh.size(); ++a)
+    if (dag.mesh[a].placed &&
+        !std::binary_search(axes.begin(), axes.end(), static_cast<int32_t>(a)))
+      return false;
+  return is_over_cells(dag, axes);
+}
+
 // Returns by cell and instruction whether it joins all cells, for axes tell these apart.
 std::vector<std::vector<uint8_t>> find_joins(const Dag& dag,
                                              const std::vector<RoleProgram>& roles) {
@@ -37,7 +45,7 @@ std::vector<std::vector<uint8_t>> find_joins(const Dag& dag,
     joins[c].reserve(roles[c].body.size());
     for (const Instruction& one : roles[c].body)
       joins[c].push_back(one.kind == InstructionKind::kAllReduce &&
-                         is_over_cells(dag, roles[c].groups[at(one.group)].axes));
+                         joins_all_cells(dag, roles[c].groups[at(one.group)].axes));
   });
   return joins;
 }

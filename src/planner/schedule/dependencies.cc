@@ -15,8 +15,9 @@ bool is_ordered(const Task& task) {
 
 bool is_peer_reduction(const Dag& dag, const Task& task) {
   if (!info(task.kind).adds) return false;
-  return std::none_of(task.group.begin(), task.group.end(),
-                      [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].placed; });
+  return std::none_of(task.group.begin(), task.group.end(), [&](int32_t axis) {
+    return dag.mesh[static_cast<size_t>(axis)].tells_cells_apart();
+  });
 }
 
 bool rounds_sums(const Dag& dag, const Task& task) {
