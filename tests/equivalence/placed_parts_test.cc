@@ -98,6 +98,39 @@ INSTANTIATE_TEST_SUITE_P(
                         "  - replicate: {over: dp, shard: [optimizer]}\n")}),
     [](const auto& info) { return info.param.name; });
 
+// ---- Balance ------------------------------------------------------------------------------------
+
+// Returns where each stage begins, as `balance` says.
+std::vector<std::string> begins_of(const std::string& directives, const char* by) {
+  std::string text = directives;
+  text.replace(text.find("}}]"), 3, fmt::format(", by: {}}}}}]", by));
+  const auto compiled = compile_case({"", "llama-hf", "{pp: 4}", text});
+  EXPECT_TRUE(compiled) << print_error(compiled.error());
+  std::vector<std::string> begins;
+  for (const Explanation& each : compiled->explanations)
+    for (const std::string& line : each.lines)
+      if (const size_t from = line.find(", from "); each.directive == "balance")
+        begins.push_back(line.substr(from + 7, line.find(" to ") - from - 7));
+  return begins;
+}
+
+// Parts of the head are on all devices: stages have a layer each, as if there were no head.
+TEST(PlacedPartsBalance, CountsPartsWhereTheyAre) {
+  NEED_MODEL("llama-hf");
+  std::string whole = vocabulary(4, "");
+  const std::string of_part = ", part: absent";
+  whole.replace(whole.find(of_part), of_part.size(), "");
+  const size_t second = whole.find("  - place: {where: {part");
+  whole.erase(second, whole.find('\n', second) + 1 - second);
+  const std::vector<std::string> layers{
+      "model/model/embed_tokens", "model/model/layers/1/input_layernorm",
+      "model/model/layers/2/input_layernorm", "model/model/layers/3/input_layernorm"};
+  EXPECT_EQ(begins_of(vocabulary(4, kHead4), "time"), layers);
+  EXPECT_NE(begins_of(whole, "time"), layers);
+  for (const char* by : {"weights", "memory"})
+    EXPECT_NE(begins_of(vocabulary(4, kHead4), by), begins_of(whole, by)) << by;
+}
+
 // ---- Controls -----------------------------------------------------------------------------------
 
 bool is_found(const PlanSet& wrong, const PlanSet& single) {

@@ -75,6 +75,7 @@ Result<Loads> Loads::make(const Graph& graph, const BalanceRule& balance, const 
   loads.work_ = {0};
   for (const bool one : work) loads.work_.push_back(loads.work_.back() + one);
   loads.place(balance, costs);
+  loads.find_parts(graph, balance, costs);
   if (balance.by != BalanceRule::By::kTime) {
     loads.count_bytes(graph, balance, costs);
     return loads;
@@ -113,6 +114,33 @@ void Loads::place(const BalanceRule& balance, const JobCosts& costs) {
   }
 }
 
+void Loads::find_parts(const Graph& graph, const BalanceRule& balance, const JobCosts& costs) {
+  parts_.assign(std::max<size_t>(kinds_.size(), 1), std::vector<double>(regions_.size()));
+  for (const Split& split : costs.strategy().splits) {
+    if (!is_placed(costs.strategy(), split)) continue;
+    const std::vector<bool> in_parts = ops_in_parts(graph, split);
+    split_of_.resize(graph.nodes.size(), -1);
+    for (size_t i = 0; i < in_parts.size(); ++i)
+      if (in_parts[i] && is_work(i)) split_of_[i] = static_cast<int32_t>(shares_.size());
+    Graph tagged;
+    const int tag = tagged.add_tag(balance.tag), part = tagged.add_tag(split.as);
+    const auto place_of = [&](int of, size_t value) {
+      std::vector<int32_t> tags(tagged.tag_names.size(), kNoTag);
+      tags[static_cast<size_t>(of)] = static_cast<int32_t>(value);
+      return costs.place_of(tagged, tags);
+    };
+    std::vector<double>& shares = shares_.emplace_back(regions_.size());
+    for (size_t k = 0; k < static_cast<size_t>(split.into); ++k)
+      for (size_t r = 0; r < regions_.size(); ++r)
+        if (place_of(tag, r) == place_of(part, k)) shares[r] += 1 / static_cast<double>(split.into);
+  }
+}
+
+void Loads::add_parts(size_t op, size_t measure, double load) {
+  for (size_t r = 0; r < regions_.size(); ++r)
+    parts_[measure][r] += shares_[static_cast<size_t>(split_of_[op])][r] * load;
+}
+
 Status Loads::count_time(const Graph& graph, const JobCosts& costs) {
   measures_.assign(std::max<size_t>(kinds_.size(), 1), {0});
   for (size_t m = 0; m < measures_.size(); ++m)
@@ -124,6 +152,8 @@ Status Loads::count_time(const Graph& graph, const JobCosts& costs) {
         PIPER_ASSIGN(
             each, costs.seconds(graph, node, kinds_[m], type_of_products(costs.strategy(), node)));
       }
+      if (m == 0) whole_ += each;
+      if (is_in_parts(i)) add_parts(i, m, std::exchange(each, 0));
       measures_[m].push_back(measures_[m].back() + each);
     }
   return ok_status();
@@ -141,11 +171,18 @@ void Loads::count_bytes(const Graph& graph, const BalanceRule& balance, const Jo
     Shared one{copies * static_cast<double>(graph.value(param.value).type.bytes()), {}};
     for (NodeId reader : all_readers[param.value.index()])
       if (is_work(reader.index())) one.readers.push_back(reader.index());
+    // Each part is kept where it is; what reads the whole elsewhere keeps that, too.
+    const auto placed =
+        std::ranges::find_if(one.readers, [&](size_t op) { return is_in_parts(op); });
+    if (placed != one.readers.end()) add_parts(*placed, 0, one.bytes);
+    std::erase_if(one.readers, [&](size_t op) { return is_in_parts(op); });
     if (one.readers.empty()) continue;
     std::sort(one.readers.begin(), one.readers.end());
     own[one.readers.front()] += one.bytes;
     if (one.readers.size() > 1) shared_.push_back(std::move(one));
   }
+  const int64_t microbatches = costs.cut().microbatches;
+  const auto cuts = static_cast<double>(microbatches * costs.cut().replicas);
   measures_ = {{0}};
   made_ = {0};
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
@@ -154,11 +191,10 @@ void Loads::count_bytes(const Graph& graph, const BalanceRule& balance, const Jo
       if (in_training && is_work(i) && output.valid() &&
           info(graph.value(output).type.dtype).is_float)
         made += static_cast<double>(graph.value(output).type.bytes());
+    if (is_in_parts(i)) add_parts(i, 0, std::exchange(made, 0) / cuts);  // of one microbatch
     measures_[0].push_back(measures_[0].back() + own[i]);
     made_.push_back(made_.back() + made);
   }
-  const int64_t microbatches = costs.cut().microbatches;
-  const auto cuts = static_cast<double>(microbatches * costs.cut().replicas);
   for (size_t r = 0; r < regions_.size(); ++r) {
     regions_[r].measures = {0};
     const auto in_flight = std::min(microbatches, static_cast<int64_t>(regions_.size() - r));
@@ -169,7 +205,8 @@ void Loads::count_bytes(const Graph& graph, const BalanceRule& balance, const Jo
 double Loads::own(size_t r, size_t a, size_t b) const {
   const Region& region = regions_[r];
   double most = 0;
-  for (const size_t m : region.measures) most = std::max(most, measures_[m][b] - measures_[m][a]);
+  for (const size_t m : region.measures)
+    most = std::max(most, measures_[m][b] - measures_[m][a] + parts_[m][r]);
   if (by_ == BalanceRule::By::kTime) return most;
   for (const Shared& one : shared_) {
     const auto first = std::lower_bound(one.readers.begin(), one.readers.end(), a);
@@ -199,8 +236,7 @@ std::string Loads::describe(size_t r, size_t a, size_t b) const {
   if (!kinds_.empty())
     return fmt::format("{:.3g} ms of the forward{}", 1e3 * own(r, a, b),
                        region.name.empty() ? "" : " on " + region.name);
-  const double whole = measures_[0].back();
-  return fmt::format("{:.1f} % of the forward FLOPs", whole > 0 ? 100 * own(r, a, b) / whole : 0);
+  return fmt::format("{:.1f} % of the forward FLOPs", whole_ > 0 ? 100 * own(r, a, b) / whole_ : 0);
 }
 
 }  // namespace piper

@@ -5,6 +5,9 @@
 
 namespace piper {
 
+// Returns by op whether it is in a region that the split cuts, of a forward graph (parts.cc).
+std::vector<bool> ops_in_parts(const Graph& graph, const Split& split);
+
 class Loads {
  public:
   static Result<Loads> make(const Graph& graph, const BalanceRule& balance, const JobCosts& costs);
@@ -40,12 +43,20 @@ class Loads {
   Status count_time(const Graph& graph, const JobCosts& costs);
   void count_bytes(const Graph& graph, const BalanceRule& balance, const JobCosts& costs);
   void place(const BalanceRule& balance, const JobCosts& costs);
+  // Finds what ops `place` puts elsewhere part by part, and counts the parts where they are.
+  void find_parts(const Graph& graph, const BalanceRule& balance, const JobCosts& costs);
+  void add_parts(size_t op, size_t measure, double load);
+  bool is_in_parts(size_t op) const { return !split_of_.empty() && split_of_[op] >= 0; }
   double sent(size_t r, size_t p) const;
 
   BalanceRule::By by_ = BalanceRule::By::kTime;
   std::vector<int32_t> kinds_;  // of devices; empty: none are known
   std::vector<Region> regions_;
-  std::vector<std::vector<double>> measures_;  // sums up to each position
+  std::vector<std::vector<double>> measures_;  // sums up to each position, without parts
+  std::vector<int32_t> split_of_;              // by op: whose parts are placed; -1: none
+  std::vector<std::vector<double>> shares_;    // by split and region: of its parts those there
+  std::vector<std::vector<double>> parts_;     // by measure and region: their loads
+  double whole_ = 0;                           // of the first measure
   std::vector<double> crossing_, made_;        // made: bytes that ops make, likewise
   std::vector<Shared> shared_;
   std::vector<MessageTime> messages_;  // over the boundary before each region

@@ -232,6 +232,14 @@ Status check_once(const Graph& graph, const Strategy& strategy, const Split& spl
 
 }  // namespace
 
+std::vector<bool> ops_in_parts(const Graph& graph, const Split& split) {
+  PartFinder finder(graph, split, 0);
+  std::vector<bool> in_parts(graph.nodes.size());
+  const Result<PartCut> cut = finder.find({});  // apply_parts says what is wrong with it
+  for (size_t n = 0; cut && n < in_parts.size(); ++n) in_parts[n] = cut->region[n] != kOutside;
+  return in_parts;
+}
+
 bool is_placed(const Strategy& strategy, const Split& split) {
   const auto names = [&](const Condition& condition) { return condition.tag == split.as; };
   return split.of_region() && split.into > 1 &&
