@@ -81,7 +81,7 @@ std::string_view cpu_kernels();
 std::vector<std::string> cpu_ops();
 
 // Philox 4x32 with 10 rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2,
-// 3; SC 2011): what random ops draw from, see src/ir/ops/random.cc.
+// 3; SC 2011): what random ops draw from, see src/ir/ops/families/random.cc.
 using PhiloxWords = std::array<uint32_t, 4>;
 PhiloxWords philox(PhiloxWords counter, uint64_t key);
 

@@ -62,8 +62,9 @@ struct DeviceRows {
   bool operator==(const DeviceRows&) const = default;
 };
 
-// Describes Attention or AttentionGrad as the table of ops has them (src/ir/ops/attention.cc),
-// wherever their operands are. lse is f32 (f64 of f64), of [batch, heads, queries].
+// Describes Attention or AttentionGrad as the table of ops has them
+// (src/ir/ops/families/attention.cc), wherever their operands are. lse is f32 (f64 of f64), of
+// [batch, heads, queries].
 struct DeviceAttention {
   bool is_gradient = false;
   DType type = DType::kF32;  // of q, k, v, y and their adjoints

@@ -1,6 +1,6 @@
 // The closed set of ops, and all that the compiler knows of each: one OpDef per op, defined in one
-// file of src/ir/ops/, declared in rules.h there and listed in ops.cc. Its kernels are in
-// src/devices/cpu and src/devices/cuda_kernels.
+// file of src/ir/ops/families/. Its kernels are in src/devices/cpu/families/ and
+// src/devices/cuda_kernels/families/.
 //
 // src/adding.md says how to add an op. Tests walk the table: tests/unit/ops_test.cc, and for
 // kernels tests/ops/cpu_test.cc and tests/cuda/conformance_test.cc.
@@ -195,8 +195,9 @@ struct OpDef {
   int absent_in = 0;
   // Outputs that are not zero where all operands are zero, as of f with f(0) != 0; all others are.
   std::vector<int> nonzero = {};
-  // The first of three inputs in a row of an op that draws random numbers (src/ir/ops/random.cc):
-  // the key, the step, and the samples' numbers, which sharding adds. -1: the op draws none.
+  // The first of three inputs in a row of an op that draws random numbers
+  // (src/ir/ops/families/random.cc): the key, the step, and the samples' numbers, which sharding
+  // adds. -1: the op draws none.
   int draws = -1;
 
   // ---- What other rooms ask of an op ----

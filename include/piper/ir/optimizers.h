@@ -1,5 +1,5 @@
 // The optimizers that strategies name: settings, states and op of each. One table, in
-// src/ir/ops/optimizer.cc, is walked by what reads strategies, makes the update and reads plans.
+// src/ir/ops/optimizers.cc, is walked by what reads strategies, makes the update and reads plans.
 #pragma once
 
 #include <functional>

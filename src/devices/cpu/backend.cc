@@ -6,8 +6,8 @@
 #include <fstream>
 
 #include "dtypes.h"
-#include "families.h"
 #include "gemm.h"
+#include "kernel.h"
 #include "loop.h"
 #include "pack.h"
 #include "piper/base/memory.h"

@@ -354,11 +354,11 @@ size_t block_operands(std::string_view op) {
   return known == simd_blocks().end() ? 0 : known->operands;
 }
 
-std::vector<std::string> block_ops() {
-  std::vector<std::string> ops = {"Cast", "Where"};
-  for (const Row& row : kRows) ops.emplace_back(row.op);
+std::vector<std::string_view> block_ops() {
+  std::vector<std::string_view> ops = {"Cast", "Where"};
+  for (const Row& row : kRows) ops.push_back(row.op);
   for (const SimdBlock& block : simd_blocks())
-    if (std::ranges::find(ops, block.op) == ops.end()) ops.emplace_back(block.op);
+    if (std::ranges::find(ops, block.op) == ops.end()) ops.push_back(block.op);
   return ops;
 }
 

@@ -22,7 +22,7 @@ inline constexpr size_t kMaxBlockOperands = 3;
 
 // Returns how many operands a pointwise op takes; 0 when it is not one.
 size_t block_operands(std::string_view op);
-std::vector<std::string> block_ops();  // all that have some
+std::vector<std::string_view> block_ops();  // all that have some
 // `option` is the op's one textual choice: Cast's type, Gelu's approximation, Mod's "fmod"; else
 // empty.
 Result<Block> find_block(std::string_view op, std::string_view option,

@@ -1,8 +1,9 @@
 // What a kernel is: made once when a program is loaded, run many times without allocation, lock or
 // failure.
 //
-// One file per family of ops defines makers; kernels.cc lists them under the ops' names. A maker
-// refuses element types that it has no loop for; all else has been checked where the use was read.
+// Each file of families/ defines makers, with a row for each op; kernels.cc puts the rows together.
+// A maker refuses element types that it has no loop for; all else has been checked where the use
+// was read.
 #pragma once
 
 #include <algorithm>

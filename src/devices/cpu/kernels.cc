@@ -1,114 +1,42 @@
 // The table of kernels by op, with which programs are loaded.
 #include <algorithm>
-#include <array>
 
-#include "blocks.h"
 #include "families.h"
 #include "piper/devices/cpu.h"
-#include "rows.h"
 
 namespace piper::cpu {
 namespace {
 
-struct Entry {
-  std::string_view op;
-  Maker make;
-};
+std::vector<KernelRow> make_table() {
+  std::vector<KernelRow> table;
+#define PIPER_FAMILY(name) \
+  for (const KernelRow& row : name##_kernels()) table.push_back(row);
+#include "families.inc"
+#undef PIPER_FAMILY
+  std::ranges::sort(table, {}, &KernelRow::op);
+  return table;
+}
 
-// By name, so that it can be searched. Pointwise ops have theirs in blocks.cc.
-constexpr std::array kKernels = std::to_array<Entry>({
-    {"Attention", make_attention},
-    {"AttentionGrad", make_attention_grad},
-    {"AttentionMerge", make_attention_merge},
-    {"ClipFactor", make_clip_factor},
-    {"Concat", make_concat},
-    {"CrossEntropyGrad", make_cross_entropy_grad},
-    {"CrossEntropyOfTerms", make_cross_entropy_of_terms},
-    {"CrossEntropySum", make_cross_entropy_sum},
-    {"CrossEntropyTerms", make_cross_entropy_terms},
-    {"CumSum", make_cumsum},
-    {"Dropout", make_dropout},
-    {"Expand", make_expand},
-    {"Fill", make_fill},
-    {"Fold", make_fold},
-    {"FromBlocks", make_from_blocks},
-    {"Fused", make_fused},
-    {"Gather", make_gather},
-    {"GatherElements", make_gather_elements},
-    {"GatherElementsGrad", make_gather_elements_grad},
-    {"GatherGrad", make_gather_grad},
-    {"GatherND", make_gather_nd},
-    {"GatherNDGrad", make_gather_nd_grad},
-    {"GeluAndSlope", make_gelu_and_slope},
-    {"GlobalNorm", make_global_norm},
-    {"GroupNorm", make_group_norm},
-    {"GroupNormGradParams", make_group_norm_grad_params},
-    {"GroupNormGradX", make_group_norm_grad_x},
-    {"GroupedMatMul", make_grouped_matmul},
-    {"GroupedMatMulGrad", make_grouped_matmul_grad},
-    {"LabelCount", make_label_count},
-    {"LayerNorm", make_layer_norm},
-    {"LayerNormGradParams", make_layer_norm_grad_params},
-    {"LayerNormGradX", make_layer_norm_grad_x},
-    {"LearningRate", make_learning_rate},
-    {"LogSoftmax", make_softmax},
-    {"LogSoftmaxGrad", make_softmax_grad},
-    {"LossScale", make_next_loss_scale},
-    {"MatMul", make_matmul},
-    {"NextLossScale", make_next_loss_scale},
-    {"NextStep", make_next_step},
-    {"NotFinite", make_not_finite},
-    {"Pack", make_pack},
-    {"Pad", make_pad},
-    {"Random", make_random},
-    {"ReduceExtremeGrad", make_reduce_extreme_grad},
-    {"ReduceMax", make_reduce},
-    {"ReduceMin", make_reduce},
-    {"ReduceProd", make_reduce},
-    {"ReduceProdGrad", make_reduce_prod_grad},
-    {"ReduceSum", make_reduce},
-    {"Reshape", make_reshape},
-    {"RmsNorm", make_rms_norm},
-    {"RmsNormGradScale", make_rms_norm_grad_scale},
-    {"RmsNormGradX", make_rms_norm_grad_x},
-    {"Rotary", make_rotary},
-    {"RowPlaces", make_row_places},
-    {"ScatterElements", make_scatter_elements},
-    {"ScatterND", make_scatter_nd},
-    {"Slice", make_slice},
-    {"Softmax", make_softmax},
-    {"SoftmaxGrad", make_softmax_grad},
-    {"SumSquares", make_sum_squares},
-    {"ToBlocks", make_to_blocks},
-    {"TopK", make_top_k},
-    {"Transpose", make_transpose},
-    {"Trilu", make_trilu},
-    {"Unfold", make_unfold},
-});
+const std::vector<KernelRow>& table() {
+  static const std::vector<KernelRow> made = make_table();
+  return made;
+}
+
+const KernelRow* find_kernel_row(std::string_view op) {
+  const auto row = std::ranges::lower_bound(table(), op, {}, &KernelRow::op);
+  return row != table().end() && row->op == op ? &*row : nullptr;
+}
 
 }  // namespace
 
-// They move elements, compare, choose or convert them; a Fused op casts itself, and those of a
-// cross-entropy do so row by row.
 bool takes_halves(std::string_view op) {
-  if (op.starts_with("CrossEntropy")) return op != "CrossEntropyOfTerms";
-  constexpr std::array kTakers = std::to_array<std::string_view>(
-      {"Cast",        "Concat",     "Dropout",        "Equal",   "Expand",
-       "Fill",        "FromBlocks", "Fused",          "Gather",  "GatherElements",
-       "GatherND",    "Greater",    "GreaterOrEqual", "IsNaN",   "Less",
-       "LessOrEqual", "Pad",        "Random",         "Reshape", "Slice",
-       "ToBlocks",    "Transpose",  "Trilu",          "Unfold",  "Where"});
-  return std::find(kTakers.begin(), kTakers.end(), op) != kTakers.end();
+  const KernelRow* const row = find_kernel_row(op);
+  return row && row->takes_halves;
 }
 
 Maker find_kernel(std::string_view op) {
-  const auto* entry =
-      std::lower_bound(kKernels.begin(), kKernels.end(), op,
-                       [](const Entry& e, std::string_view name) { return e.op < name; });
-  if (entry != kKernels.end() && entry->op == op) return entry->make;
-  for (const UpdateRule& rule : update_rules())
-    if (rule.op == op) return make_update;
-  return block_operands(op) > 0 ? make_pointwise : nullptr;
+  const KernelRow* const row = find_kernel_row(op);
+  return row ? row->make : nullptr;
 }
 
 }  // namespace piper::cpu
@@ -116,10 +44,8 @@ Maker find_kernel(std::string_view op) {
 namespace piper {
 
 std::vector<std::string> cpu_ops() {
-  std::vector<std::string> names = cpu::block_ops();
-  for (const cpu::Entry& entry : cpu::kKernels) names.emplace_back(entry.op);
-  for (const cpu::UpdateRule& rule : cpu::update_rules()) names.emplace_back(rule.op);
-  std::sort(names.begin(), names.end());
+  std::vector<std::string> names;
+  for (const cpu::KernelRow& row : cpu::table()) names.emplace_back(row.op);
   return names;
 }
 

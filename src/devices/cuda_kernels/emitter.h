@@ -1,8 +1,8 @@
 // What the makers of an op's steps are given, and what they write to.
 //
-// One file per family of ops defines makers; table.cc lists them under the ops' names. A maker
-// refuses element types that it has no kernel for; all else has been checked where the use was
-// read. The text of a family is device/FAMILY.cuh: templates over element types and sizes, which a
+// Each file of families/ defines makers, with a row for each op; table.cc puts the rows together. A
+// maker refuses element types that it has no kernel for; all else has been checked where the use
+// was read. The text of a family is device/FAMILY.cuh: templates over element types and sizes, which a
 // kernel's body calls with those of the use, so that no size is a parameter.
 #pragma once
 

@@ -13,20 +13,10 @@ struct Table {
 
 Table make_table() {
   Table table;
-  for (auto family : {unary_ops,      binary_ops,          compare_ops,
-                      cast_ops,       matmul_ops,          linear_ops,
-                      transpose_ops,  reshape_ops,         expand_ops,
-                      slice_ops,      concat_ops,          pad_ops,
-                      gather_ops,     gather_nd_ops,       gather_elements_ops,
-                      grouped_ops,    top_k_ops,           window_ops,
-                      fill_ops,       random_ops,          scan_ops,
-                      reduce_ops,     softmax_ops,         layer_norm_ops,
-                      attention_ops,  attention_merge_ops, rms_norm_ops,
-                      group_norm_ops, rotary_ops,          silu_ops,
-                      gelu_ops,       cross_entropy_ops,   collective_ops,
-                      step_ops,       optimizer_ops,       block_ops}) {
-    for (OpDef& def : family()) table.defs.push_back(std::move(def));
-  }
+#define PIPER_FAMILY(name) \
+  for (OpDef & def : name##_ops()) table.defs.push_back(std::move(def));
+#include "families.inc"
+#undef PIPER_FAMILY
   for (const OpDef& def : table.defs) table.by_name.push_back(&def);
   std::sort(table.by_name.begin(), table.by_name.end(),
             [](const OpDef* a, const OpDef* b) { return a->name < b->name; });

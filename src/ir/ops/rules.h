@@ -1,48 +1,15 @@
-// What the op files of this room share: type checks, loop letters, costs, and the list of families.
+// What the op files of this room share: type checks, loop letters, costs, and the families.
 #pragma once
 
 #include "piper/ir/ops.h"
 
 namespace piper {
 
-// ---- The families: each file of this folder defines one, ops.cc puts them together ------------
+// ---- The families: each file of families/ defines the ops of one ------------------------------
 
-std::vector<OpDef> unary_ops();
-std::vector<OpDef> binary_ops();
-std::vector<OpDef> compare_ops();
-std::vector<OpDef> cast_ops();
-std::vector<OpDef> block_ops();
-std::vector<OpDef> matmul_ops();
-std::vector<OpDef> linear_ops();
-std::vector<OpDef> transpose_ops();
-std::vector<OpDef> reshape_ops();
-std::vector<OpDef> expand_ops();
-std::vector<OpDef> slice_ops();
-std::vector<OpDef> concat_ops();
-std::vector<OpDef> pad_ops();
-std::vector<OpDef> gather_ops();
-std::vector<OpDef> gather_nd_ops();
-std::vector<OpDef> grouped_ops();
-std::vector<OpDef> gather_elements_ops();
-std::vector<OpDef> top_k_ops();
-std::vector<OpDef> window_ops();
-std::vector<OpDef> fill_ops();
-std::vector<OpDef> random_ops();
-std::vector<OpDef> scan_ops();
-std::vector<OpDef> reduce_ops();
-std::vector<OpDef> softmax_ops();
-std::vector<OpDef> layer_norm_ops();
-std::vector<OpDef> rms_norm_ops();
-std::vector<OpDef> group_norm_ops();
-std::vector<OpDef> attention_ops();
-std::vector<OpDef> attention_merge_ops();
-std::vector<OpDef> rotary_ops();
-std::vector<OpDef> silu_ops();
-std::vector<OpDef> gelu_ops();
-std::vector<OpDef> cross_entropy_ops();
-std::vector<OpDef> collective_ops();
-std::vector<OpDef> step_ops();
-std::vector<OpDef> optimizer_ops();
+#define PIPER_FAMILY(name) std::vector<OpDef> name##_ops();
+#include "families.inc"
+#undef PIPER_FAMILY
 
 // ---- Attributes -------------------------------------------------------------------------------
 

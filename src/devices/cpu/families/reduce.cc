@@ -1,0 +1,242 @@
+// ReduceSum, ReduceMax, ReduceMin, ReduceProd and their gradients, CumSum.
+#include <algorithm>
+#include <limits>
+
+#include "families.h"
+#include "loop.h"
+#include "rows.h"
+
+namespace piper::cpu {
+namespace {
+
+template <class T>
+inline constexpr bool kFloat = std::is_floating_point_v<T>;
+
+// Combines values: into one for a row, and row by row into the output.
+template <class T>
+struct SumOf {
+  static constexpr T kIdentity = 0;
+  static T plus(T a, T b) {
+    if constexpr (kFloat<T>) {
+      return a + b;
+    } else {
+      using U = std::make_unsigned_t<T>;
+      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+    }
+  }
+  T row(const T* x, int64_t n) const {
+    if constexpr (kFloat<T>) return fns.sum(x, n);
+    T sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum = plus(sum, x[i]);
+    return sum;
+  }
+  void rows(const T* x, int64_t count, int64_t n, T* out) const {
+    if constexpr (kFloat<T>) return fns.add_rows(x, count, n, out);
+    for (int64_t r = 0; r < count; ++r, x += n) {
+      for (int64_t i = 0; i < n; ++i) out[i] = plus(out[i], x[i]);
+    }
+  }
+  struct None {};
+  std::conditional_t<kFloat<T>, SumFns<std::conditional_t<kFloat<T>, T, float>>, None> fns{};
+};
+
+// Computes Max, or Min, which is the Max of the negated order. NaN wins.
+template <class T, bool kMax>
+struct ExtremeOf {
+  static constexpr T kLowest =
+      kFloat<T> ? -std::numeric_limits<T>::infinity() : std::numeric_limits<T>::min();
+  static constexpr T kHighest =
+      kFloat<T> ? std::numeric_limits<T>::infinity() : std::numeric_limits<T>::max();
+  static constexpr T kIdentity = kMax ? kLowest : kHighest;
+  static T plus(T a, T b) { return (kMax ? a > b : a < b) || a != a ? a : b; }
+  T row(const T* x, int64_t n) const {
+    if constexpr (kFloat<T>) return kMax ? fns.max(x, n) : fns.min(x, n);
+    T best = kIdentity;
+    for (int64_t i = 0; i < n; ++i) best = plus(best, x[i]);
+    return best;
+  }
+  void rows(const T* x, int64_t count, int64_t n, T* out) const {
+    for (int64_t r = 0; r < count; ++r, x += n) {
+      for (int64_t i = 0; i < n; ++i) out[i] = plus(out[i], x[i]);
+    }
+  }
+  struct None {};
+  std::conditional_t<kFloat<T>, SumFns<std::conditional_t<kFloat<T>, T, float>>, None> fns{};
+};
+
+template <class T>
+struct ProductOf {
+  static constexpr T kIdentity = 1;
+  static T plus(T a, T b) {
+    if constexpr (kFloat<T>) {
+      return a * b;
+    } else {
+      using U = std::make_unsigned_t<T>;
+      return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
+    }
+  }
+  T row(const T* x, int64_t n) const {
+    T product = 1;
+    for (int64_t i = 0; i < n; ++i) product = plus(product, x[i]);
+    return product;
+  }
+  void rows(const T* x, int64_t count, int64_t n, T* out) const {
+    for (int64_t r = 0; r < count; ++r, x += n) {
+      for (int64_t i = 0; i < n; ++i) out[i] = plus(out[i], x[i]);
+    }
+  }
+  struct None {};
+  std::conditional_t<kFloat<T>, SumFns<std::conditional_t<kFloat<T>, T, float>>, None> fns{};
+};
+
+template <class T, class Of>
+KernelPtr reduce_kernel(Loop loop, int64_t out_count) {
+  Of of;
+  if constexpr (kFloat<T>) of.fns = sum_fns<T>();
+  const bool to_one = loop.inner_steps[1] == 0;
+  int64_t rows = 1;  // whole rows that are added to the same output row
+  if (!to_one && !loop.outer.empty() && loop.outer_steps[1].back() == 0) {
+    rows = loop.outer.back();
+    loop.rows = rows == 0 ? 0 : loop.rows / rows;
+    loop.outer.pop_back();
+    for (auto& steps : loop.outer_steps) steps.pop_back();
+  }
+  return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
+    T* out = output<T>(p, 1);
+    std::fill_n(out, out_count, Of::kIdentity);
+    loop.each_row([&](const int64_t* at) {
+      const T* x = input<T>(p, 0) + at[0];
+      if (to_one) {
+        out[at[1]] = Of::plus(out[at[1]], of.row(x, loop.inner));
+      } else {
+        of.rows(x, rows, loop.inner, out + at[1]);
+      }
+    });
+  });
+}
+
+// Returns the strides with which the input's dims walk the output: 0 for a reduced one.
+std::vector<int64_t> output_steps(const Shape& from, const std::vector<int64_t>& axes) {
+  Shape kept = from;
+  for (int64_t axis : axes) kept[static_cast<size_t>(axis)] = 1;
+  return broadcast_strides(kept, from);
+}
+
+// Calls f(element, what it is reduced to) for each element, in their order.
+template <class F>
+void each_pair(const Loop& loop, F f) {
+  loop.each_row([&](const int64_t* at) {
+    for (int64_t i = 0; i < loop.inner; ++i)
+      f(at[0] + i * loop.inner_steps[0], at[1] + i * loop.inner_steps[1]);
+  });
+}
+
+Result<KernelPtr> make_reduce(const Use& use) {
+  const std::vector<int64_t> axes = use.attrs.integers("axes");
+  std::vector<int64_t> steps = output_steps(use.in(0), axes);
+  Loop loop = make_loop(use.in(0), {strides_of(use.in(0)), std::move(steps)});
+  if (loop.inner == 1) loop.inner_steps = {1, 1};  // one element either way
+  const int64_t count = num_elements(use.out());
+  return for_numbers(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    if (use.op == "ReduceSum") return reduce_kernel<T, SumOf<T>>(std::move(loop), count);
+    if (use.op == "ReduceMax") return reduce_kernel<T, ExtremeOf<T, true>>(std::move(loop), count);
+    if (use.op == "ReduceMin") return reduce_kernel<T, ExtremeOf<T, false>>(std::move(loop), count);
+    PIPER_CHECK(use.op == "ReduceProd", "no reduction is called '{}'", use.op);
+    return reduce_kernel<T, ProductOf<T>>(std::move(loop), count);
+  });
+}
+
+// Computes dx = dy at the first extreme, or shared by all of them: rows come in the order of the
+// elements.
+Result<KernelPtr> make_reduce_extreme_grad(const Use& use) {
+  const int64_t first = use.attrs.integer("first", 0);
+  const std::vector<int64_t> kept_steps = broadcast_strides(use.in(0), use.out());
+  const Loop loop = make_loop(use.out(), {strides_of(use.out()), kept_steps});
+  const int64_t kept = num_elements(use.in(0));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    auto run = [=](Pointers p, std::byte* scratch) {
+      const T *dy = input<T>(p, 0), *x = input<T>(p, 1), *y = input<T>(p, 2);
+      T *dx = output<T>(p, 3), *hits = reinterpret_cast<T*>(scratch);
+      std::fill_n(hits, kept, T{0});
+      const auto each = [&](auto f) { each_pair(loop, f); };
+      const auto hit = [&](int64_t i, int64_t k) {
+        return x[i] == y[k] || (x[i] != x[i] && y[k] != y[k]);
+      };
+      if (!first) each([&](int64_t i, int64_t k) { hits[k] += hit(i, k); });
+      each([&](int64_t i, int64_t k) {
+        const bool mine = hit(i, k) && (!first || hits[k] == 0);
+        dx[i] = !mine ? 0 : first ? dy[k] : dy[k] / hits[k];
+        if (first && mine) hits[k] = 1;
+      });
+    };
+    return make_kernel(InPlace::kNo, std::move(run), kept * static_cast<int64_t>(sizeof(T)));
+  });
+}
+
+// Computes dx = dy · (product of those before) · (product of those after): right where elements are
+// zero.
+Result<KernelPtr> make_reduce_prod_grad(const Use& use) {
+  const std::vector<int64_t> kept_steps = broadcast_strides(use.in(0), use.out());
+  const Loop loop = make_loop(use.out(), {strides_of(use.out()), kept_steps});
+  const int64_t kept = num_elements(use.in(0));
+  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    auto run = [=](Pointers p, std::byte* scratch) {
+      const T *dy = input<T>(p, 0), *x = input<T>(p, 1);
+      T *dx = output<T>(p, 2), *product = reinterpret_cast<T*>(scratch);
+      std::copy_n(dy, kept, product);
+      const auto each = [&](auto f) { each_pair(loop, f); };
+      each([&](int64_t i, int64_t k) {
+        dx[i] = product[k];
+        product[k] *= x[i];
+      });
+      std::fill_n(product, kept, T{1});
+      const int64_t count = loop.rows * loop.inner;
+      each([&](int64_t i, int64_t k) {
+        // From the last element to the first: kept dims walk backwards too.
+        const int64_t last = count - 1 - i, other = kept - 1 - k;
+        dx[last] *= product[other];
+        product[other] *= x[last];
+      });
+    };
+    return make_kernel(InPlace::kNo, std::move(run), kept * static_cast<int64_t>(sizeof(T)));
+  });
+}
+
+Result<KernelPtr> make_cumsum(const Use& use) {
+  const Shape& shape = use.out();
+  const int64_t axis = use.attrs.integer("axis");
+  const int64_t exclusive = use.attrs.integer("exclusive", 0);
+  const int64_t reverse = use.attrs.integer("reverse", 0);
+  const int64_t outer = extent(shape, 0, axis), size = shape[axis];
+  const int64_t inner = extent(shape, axis + 1, shape.size());
+  return for_numbers(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+    using T = decltype(zero);
+    return make_kernel(InPlace::kYes, [=](Pointers p, std::byte*) {
+      for (int64_t run = 0; run < outer * inner; ++run) {
+        const int64_t base = run / inner * size * inner + run % inner;
+        T sum = 0;
+        for (int64_t i = 0; i < size; ++i) {
+          const int64_t at = base + (reverse ? size - 1 - i : i) * inner;
+          const T x = input<T>(p, 0)[at];
+          const T next = SumOf<T>::plus(sum, x);
+          output<T>(p, 1)[at] = exclusive ? sum : next;
+          sum = next;
+        }
+      }
+    });
+  });
+}
+
+}  // namespace
+
+std::vector<KernelRow> reduce_kernels() {
+  return {{"CumSum", make_cumsum},     {"ReduceExtremeGrad", make_reduce_extreme_grad},
+          {"ReduceMax", make_reduce},  {"ReduceMin", make_reduce},
+          {"ReduceProd", make_reduce}, {"ReduceProdGrad", make_reduce_prod_grad},
+          {"ReduceSum", make_reduce}};
+}
+
+}  // namespace piper::cpu
