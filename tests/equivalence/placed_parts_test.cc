@@ -138,12 +138,36 @@ bool is_found(const PlanSet& wrong, const PlanSet& single) {
   return !report || !report->findings.empty();
 }
 
+const std::string kOverTp =
+    R"(  - shard: {match: "**/{q_proj,k_proj,v_proj,gate_proj,up_proj}/*", dim: 0, over: tp}
+  - shard: {match: "**/{o_proj,down_proj}/weight", dim: 1, over: tp}
+  - shard: {match: "**/{lm_head,embed_tokens}/*", dim: 0, over: tp}
+)";
+const Case kWhole{"whole", "llama-hf", kPp2, vocabulary(2, kHead2)},
+    kCut{"cut", "llama-hf", "{pp: 2, tp: 2}", vocabulary(2, kHead2, kOverTp)};
+
+// The rows of each part are cut over the ranks of an axis, too.
+TEST(PlacedPartsCut, TrainWithinBounds) {
+  NEED_MODEL("llama-hf");
+  const auto compiled = compile_case(kCut);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const Result<Trained> uncut = train(*compiled->uncut, "llama-hf", 4),
+                        spread = train(compiled->set, "llama-hf", 4);
+  ASSERT_TRUE(uncut && spread);
+  EXPECT_LT(largest_difference(*spread, *uncut), 1e-3);
+  for (size_t k = 0; k < uncut->losses.size(); ++k)
+    EXPECT_NEAR(spread->losses[k], uncut->losses[k], 1e-4) << "step " << k;
+}
+
+class WrongRows : public ::testing::TestWithParam<Case> {};
+
 // Each part looks classes up from where its rows begin; another number is found, and trains
 // otherwise.
-TEST(PlacedPartsControl, WrongRowsAreFoundAndDiverge) {
+TEST_P(WrongRows, AreFoundAndDiverge) {
   NEED_MODEL("llama-hf");
-  const auto compiled = compile_case({"", "llama-hf", kPp2, vocabulary(2, kHead2)});
+  const auto compiled = compile_case(GetParam());
   ASSERT_TRUE(compiled) << print_error(compiled.error());
+  EXPECT_FALSE(is_found(compiled->set, *compiled->single));
   size_t tried = 0;
   PlanSet all = compiled->set;
   for (size_t r = 0; r < all.roles.size(); ++r)
@@ -161,11 +185,34 @@ TEST(PlacedPartsControl, WrongRowsAreFoundAndDiverge) {
       }
     }
   ASSERT_GT(tried, 0U);
-  const Result<Trained> single = train(*compiled->single, "llama-hf", 2),
+  const Result<Trained> right = train(compiled->set, "llama-hf", 2),
                         other = train(all, "llama-hf", 2);
-  ASSERT_TRUE(single && other);
-  EXPECT_GT(largest_difference(*other, *single), 1e-3);
+  ASSERT_TRUE(right && other);
+  EXPECT_GT(largest_difference(*other, *right), 1e-3);
 }
+
+// A class behind the end of the vocabulary counts if an op takes it for longer.
+TEST_P(WrongRows, OfAnotherVocabularyAreFound) {
+  NEED_MODEL("llama-hf");
+  const auto compiled = compile_case(GetParam());
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  size_t tried = 0;
+  for (size_t r = 0; r < compiled->set.roles.size(); ++r)
+    for (size_t p = 0; p < compiled->set.roles[r].programs.size(); ++p)
+      for (size_t o = 0; o < compiled->set.roles[r].programs[p].ops.size(); ++o)
+        for (const int64_t of : {96, 130, 256}) {
+          PlanSet wrong = compiled->set;
+          ProgramOp& op = wrong.roles[r].programs[p].ops[o];
+          if (!op.op.starts_with("CrossEntropy") || !op.attrs.find("whole")) continue;
+          op.attrs.set("whole", of);
+          ++tried;
+          EXPECT_TRUE(is_found(wrong, *compiled->single)) << op.op << " of " << of;
+        }
+  EXPECT_GT(tried, 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WrongRows, ::testing::Values(kWhole, kCut),
+                         [](const auto& info) { return info.param.name; });
 
 // A part's sum that is left out, or counted twice.
 TEST(PlacedPartsControl, WrongSumsAreFound) {

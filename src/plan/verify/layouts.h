@@ -62,6 +62,9 @@ struct Lies {
   bool names = false;
   bool is_routed() const { return kind == kRows || kind == kPlaces || kind == kSent; }
   bool mirrored = false;  // kCut, kFirst
+  // kWhole: a number that the program itself holds. kFirst: one has been added, so the block is one
+  // of a part of the whole loop, which begins at that number.
+  bool fixed = false;
   // Further readings. If a rank has a block [1,6], the whole may be [2,6] or [1,12], and ops that
   // move elements, or sum along a dim, give different results for these.
   std::vector<Lies> also;

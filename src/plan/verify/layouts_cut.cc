@@ -157,7 +157,8 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
   const int64_t inside = own / size, parts = ranks_ * inside;
   const bool first_of_all =
       own == (whole + ranks_ - 1) / ranks_ || own == (whole + parts - 1) / parts * inside;
-  const bool of_all = whole < 0 || first_of_all || (is_inside && whole > (own - 1) * ranks_);
+  const bool of_all =
+      whole < 0 || first_of_all || ((is_inside || first.fixed) && whole > (own - 1) * ranks_);
   return of_all && (own == size || is_outside || first_of_all);
 }
 

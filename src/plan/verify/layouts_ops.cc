@@ -141,11 +141,14 @@ OpLayouts::Made OpLayouts::pass_number(const Use& use, std::string_view op, size
                                          use.inputs[from].lies.mirrored}))
         return made;
   const bool moves = use.inputs.size() == 1 && (op == "Reshape" || op == "Cast" || op == "Expand");
-  const bool adds = op == "Add" && use.types.outputs[0].shape.size() <= 1 &&
-                    std::any_of(use.inputs.begin(), use.inputs.end(),
-                                [](const LaidOut& one) { return one.lies.kind == Lies::kWhole; });
+  const size_t whole =
+      first_of(use.inputs, [](const Lies& lies) { return lies.kind == Lies::kWhole; });
+  const bool adds =
+      op == "Add" && use.types.outputs[0].shape.size() <= 1 && whole < use.inputs.size();
   if (!moves && !adds) return refuse("which reads a number that differs between ranks");
-  return std::vector<Lies>(use.types.outputs.size(), use.inputs[from].lies);
+  Lies made = use.inputs[from].lies;
+  if (adds) made.fixed |= use.inputs[whole].lies.fixed;
+  return std::vector<Lies>(use.types.outputs.size(), made);
 }
 
 // Returns how many stretches the cuts of an op that draws leave of `rows`, from cut number `cut`

@@ -12,7 +12,10 @@ class Walk {
     for (size_t a = 0; a < args.size(); ++a)
       held_.push_back(program.arg_read[a] ? args[a] : Lies{});
     held_.resize(program.values.size());
-    for (const auto& [value, bytes] : program.literals) held_[at(value)] = {Lies::kWhole};
+    for (const auto& [value, bytes] : program.literals) {
+      held_[at(value)] = {Lies::kWhole};
+      held_[at(value)].fixed = true;
+    }
   }
 
   LiesAfter run() {

@@ -36,6 +36,7 @@ uint64_t round_in_blocks(uint64_t symbol, const InBlocks& in, const Shape& shape
 struct WholeShapes {
   std::unordered_map<uint64_t, std::vector<Shape>> made;
   std::unordered_map<uint64_t, std::vector<std::vector<Shape>>> operands;
+  std::unordered_map<uint64_t, int64_t> extents;  // of ops on parts of a loop: its attribute `whole`
 };
 // Returns the symbol of a rank's position along axes, and of sums of such.
 inline uint64_t position_symbol() { return symbol_of("position"); }

@@ -345,14 +345,19 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
 }
 
 // Checks the attribute `whole` of an op on parts, the extent over all ranks: it is that on one
-// device or, if that is padded, a multiple of the number of ranks.
+// device or, if that is padded, a multiple of the number of ranks. One device may compute parts,
+// too, one after the other; its own attribute then says the extent.
 bool WholeRun::says_whole(const OpDef& def, const OpTypes& types, uint64_t symbol) const {
   const int64_t all = types.attrs.integer("whole", -1);
-  if (all < 0 || !values_.whole_shapes || !def.loops) return true;
+  if (all < 0 || !def.loops) return true;
+  if (values_.shapes) values_.shapes->extents.try_emplace(symbol, all);
+  if (!values_.whole_shapes) return true;
   const LoopRule rule = def.loops(types);
   const auto known = values_.whole_shapes->operands.find(symbol);
   if (rule.firsts.empty() || known == values_.whole_shapes->operands.end()) return true;
   const LoopRule::Dim letter{rule.firsts[0].first};
+  const auto part = values_.whole_shapes->extents.find(symbol);
+  if (part != values_.whole_shapes->extents.end() && part->second == all) return true;
   const auto fits = [&](int64_t own, int64_t whole) {
     const bool filled = all > whole && own > 0 && all % own == 0;
     return all == whole || (filled && values_.parts.contains(all / own));
