@@ -185,6 +185,7 @@ bool has_name(const Param& param, const Glob& glob) {
     return [&](const std::string& name) { return one.match(name).has_value(); };
   };
   if (std::none_of(names.begin(), names.end(), any(glob))) return false;
+  if (glob.pattern().find('!') == std::string::npos) return true;
   const Result<Glob> left = Glob::parse("**, " + glob.pattern(), {});
   return !left || std::all_of(names.begin(), names.end(), any(*left));
 }
