@@ -206,6 +206,15 @@ class Search {
         fmt::format("none of the {} candidates that the search begins with can be "
                     "compiled; this is what is wrong with the first: {}",
                     tried_.size(), describe(tried_.front().choice)));
+    if (batch_ > 0 && batch_ % ranks_ != 0) {
+      const int64_t more = (batch_ / ranks_ + 1) * ranks_;
+      int64_t fewer = ranks_ - 1;
+      while (batch_ % fewer != 0) --fewer;
+      error.notes.push_back(
+          fmt::format("help: {} replicas cannot share {} samples evenly: 'global_batch: {}' allows "
+                      "them, and '--ranks {}' leaves devices idle",
+                      ranks_, batch_, more, fewer));
+    }
     return error;
   }
 
