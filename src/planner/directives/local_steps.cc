@@ -61,6 +61,10 @@ Status check_directives(const Strategy& strategy) {
   for (const OffloadRule& one : strategy.offloads)
     if (one.what != OffloadRule::What::kActivations)
       return not_supported(one.at, "offload of parameters or optimizer states");
+  for (const Order& order : strategy.orders) {
+    PIPER_ASSIGN(const auto tags, tags_named(order));
+    if (std::ranges::count(tags, "step") > 0) return not_supported(order.at, "steps that overlap");
+  }
   for (const Split& split : strategy.splits)
     if (!split.of_batch()) return not_supported(split.at, "a split of tokens, samples or regions");
   return ok_status();
