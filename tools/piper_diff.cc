@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -60,6 +61,7 @@ Result<Summary> read_set(const Flags& flags, const std::string& path, const Summ
 struct Side {
   std::string name;  // "" for the only one, else "world-8", "stage-0"
   Summary summary;
+  int64_t first_step = 0;  // of a stage
 };
 
 Result<std::vector<Side>> compiled(const Flags& flags, const std::string& strategy) {
@@ -76,11 +78,16 @@ Result<std::vector<Side>> compiled(const Flags& flags, const std::string& strate
   PIPER_ASSIGN(const Compiled last, compile(options));
   PIPER_ASSIGN(const std::vector<Compiled> stages, compile_stages(options, last));
   std::vector<Side> sides;
+  int64_t first_step = 0;
   const auto add = [&](const Compiled& one, bool alone) {
-    sides.push_back({alone ? "" : fmt::format("stage-{}", sides.size()), summarise(one.set)});
+    const std::string name = alone ? "" : fmt::format("stage-{}", sides.size());
+    sides.push_back({name, summarise(one.set), first_step});
     return add_time(flags, one.set, sides.back().summary);
   };
-  for (const Compiled& stage : stages) PIPER_TRY(add(stage, false));
+  for (size_t s = 0; s < stages.size(); ++s) {
+    PIPER_TRY(add(stages[s], false));
+    first_step += last.rampup[s].steps;
+  }
   PIPER_TRY(add(last, stages.empty()));
   return sides;
 }
@@ -95,12 +102,30 @@ Result<std::vector<Side>> read_sets(const Flags& flags, const std::string& path,
     for (size_t k = 0; known != nullptr && k < known->size(); ++k)
       if ((*known)[k].name == name) other = &(*known)[k].summary;
     PIPER_ASSIGN(Summary summary, read_set(flags, set.directory, other));
-    sides.push_back({name, std::move(summary)});
+    sides.push_back({name, std::move(summary), set.first_step});
   }
   return sides;
 }
 
-// Compares the sets of one name; both sides have the same names.
+// Returns which set of each side run the same steps of a job, in the order of steps. A strategy
+// whose batch does not grow has one for all of them.
+std::vector<std::array<size_t, 2>> same_steps(const std::vector<Side>& before,
+                                              const std::vector<Side>& after) {
+  std::vector<std::array<size_t, 2>> pairs{{0, 0}};
+  while (pairs.back()[0] + 1 < before.size() || pairs.back()[1] + 1 < after.size()) {
+    auto [b, a] = pairs.back();
+    const auto next = [](const std::vector<Side>& sides, size_t at) {
+      return at + 1 < sides.size() ? sides[at + 1].first_step : INT64_MAX;
+    };
+    const int64_t step = std::min(next(before, b), next(after, a));
+    if (next(before, b) == step) ++b;
+    if (next(after, a) == step) ++a;
+    pairs.push_back({b, a});
+  }
+  return pairs;
+}
+
+// Of stages it compares those that run the same steps, of worlds those of one name.
 Result<std::vector<Diff>> compare_sets(const Flags& flags) {
   const bool compiles = !flags.model.empty();
   PIPER_ASSIGN(const std::vector<Side> before,
@@ -112,17 +137,24 @@ Result<std::vector<Diff>> compare_sets(const Flags& flags) {
     for (const Side& one : sides) all.push_back(one.name.empty() ? "one plan set" : one.name);
     return join(all, ", ");
   };
-  if (names(before) != names(after))
+  const auto is_of_worlds = [](const Side& one) { return one.name.starts_with("world-"); };
+  const bool worlds =
+      std::ranges::any_of(before, is_of_worlds) || std::ranges::any_of(after, is_of_worlds);
+  if (worlds && names(before) != names(after))
     return fail("'{}' has {}, and '{}' has {}: there is not one to compare with each other",
                 flags.before, names(before), flags.after, names(after))
-        .with_note(compiles ? "help: give both the same 'rampup', or compare them without it"
-                            : "help: name one of each, such as DIR/stage-0");
+        .with_note("help: name one of each, such as DIR/world-8");
+  std::vector<std::array<size_t, 2>> pairs;
+  if (!worlds) pairs = same_steps(before, after);
+  for (size_t k = 0; worlds && k < before.size(); ++k) pairs.push_back({k, k});
   std::vector<Diff> diffs;
-  for (size_t k = 0; k < before.size(); ++k) {
-    Diff& diff = diffs.emplace_back(compare(before[k].summary, after[k].summary));
-    const std::string below = before[k].name.empty() ? "" : "/" + before[k].name;
-    diff.before = flags.before + below;
-    diff.after = flags.after + below;
+  for (const auto& [b, a] : pairs) {
+    Diff& diff = diffs.emplace_back(compare(before[b].summary, after[a].summary));
+    const auto path = [](const std::string& side, const Side& one) {
+      return side + (one.name.empty() ? "" : "/" + one.name);
+    };
+    diff.before = path(flags.before, before[b]);
+    diff.after = path(flags.after, after[a]);
   }
   return diffs;
 }
