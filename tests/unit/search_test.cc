@@ -208,9 +208,8 @@ TEST_F(SearchTest, WhatIsFixedStays) {
   EXPECT_EQ(none.error().message, "the cluster has 8 devices, but 64 ranks are asked for");
 }
 
-// No mesh of seven devices has what these layers and this batch divide by.
 TEST_F(SearchTest, SaysWhichBatchAllDevicesShare) {
-  const auto none = search(options(7));
+  const auto none = search(options(7, "pipeline=1"));
   ASSERT_FALSE(none);
   EXPECT_NE(print_error(none.error())
                 .find("help: 7 replicas cannot share 16 samples evenly: 'global_batch: 21' allows "
