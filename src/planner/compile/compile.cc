@@ -395,7 +395,7 @@ Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
     explain.push_back({strategy.weight_versions[0].at,
                        "weight_versions",
                        {"note: no order begins a step before the update of the one before "
-                        "(F[step=1]): the second version costs memory and a step of delay, and "
+                        "(F[step=1]): more than one version costs memory and delay, and "
                         "saves no time"}});
   return made;
 }
