@@ -326,6 +326,15 @@ TEST(Credit, AnotherSliceIsSeen) {
       EXPECT_TRUE(!trained || trained->losses != right->losses);
     }
   }
+  // One that adds up otherwise than those after it.
+  PlanSet largest = compiled->set;
+  for (RoleProgram& role : largest.roles)
+    for (auto* list : {&role.body, &role.epilogue})
+      for (Instruction& one : *list)
+        if (one.first == 0 && one.count > 0) one.reduction = Reduction::kMax;
+  const auto report = verify_plan_set(largest, &*compiled->single);
+  ASSERT_TRUE(report);
+  EXPECT_FALSE(report->findings.empty());
 }
 
 TEST(Items, AreRefusedBeforeWhatTheyNeed) {

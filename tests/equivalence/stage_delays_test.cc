@@ -244,7 +244,8 @@ TEST(StageDelaysOfTies, AreTheLargest) {
   EXPECT_EQ(numbers, (std::set<int32_t>{1, 2}));
   EXPECT_TRUE(std::ranges::any_of(compiled->explanations, [](const Explanation& each) {
     return each.directive == "weight_versions" &&
-           each.lines[0].ends_with("has 2 versions on all devices: ops that have 1 read it, too");
+           each.lines[0].ends_with(
+               "has 2 versions on all devices, though some of its readers ask for 1 only");
   }));
   const Status same = run_against(compiled->set, *compiled->single, "gpt", 6);
   EXPECT_TRUE(same) << print_error(same.error());

@@ -429,6 +429,15 @@ class Odd(nn.Module):
         assert not x.isnan().any() and (x > -1e3).all()
         return h.square().mean()
 
+    def kept(self, h, x):
+        """A check whose answer goes on is no check alone."""
+        assert (most := x.max().item()) < 1e3
+        return (h * most).square().mean()
+
+    def beside(self, h, x):
+        most = x.max().item(); assert most < 1e3  # noqa: E702
+        return (h * most).square().mean()
+
     def joined(self, h, x):
         """Labels that are joined to one dim, as models of speech give them to a loss over alignments."""
         labels = torch.stack([(x[:, 0] > 0).long() + 1, torch.where(x[:, 1] > 0, 3, -100)], 1)
@@ -596,12 +605,15 @@ def main():
                    finite=["is one of PyTorch: loss", "forward asks whether numbers are finite"], parts=["is one of PyTorch: loss"],
                    sized=["what it does there depends on values that inputs or parameters decide (", "int(torch.max("],
                    checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],
+                   kept=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["refused: torch.onnx does not write Odd: aten.roll (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
                    raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])
         for kind, words in few.items():
-            cases.append((said(Odd(kind), (batches[0],), path), words))
+            odd = Odd(kind)
+            cases.append((said(odd, (batches[0],), path), words))
+            assert kind not in ("kept", "beside") or differences_after(odd, batches, path) == []
         cases.append((said(Odd("bytes"), (torch.randint(0, 256, (4, 4), dtype=torch.uint8),), path), ["is one of PyTorch: loss"]))
         for case in range(12):
             assert_ctc_is_that_of_torch(case)

@@ -336,13 +336,13 @@ TEST(CheckRole, RefusesImpossibleBlocks) {
        "instruction 2 '' (all_reduce): it adds nothing up that could be fast"},
       {"dim=1 outer=2", "dim=1 outer=2 max", "instruction 0 '' (own_part): it has a reduction"},
       {"group=0 communicator=0 max", "group=0 communicator=0 max slice_first=2 slice_count=1",
-       "instruction 2 '' (all_reduce): a slice of 1 from 2 is none of 2 elements"},
+       "instruction 2 '' (all_reduce): 1 elements from 2 on are no slice of 2"},
       {"group=0 communicator=0 max", "group=0 communicator=0 max slice_count=2",
-       "instruction 2 '' (all_reduce): a slice of 2 from 0 is none of 2 elements"},
+       "instruction 2 '' (all_reduce): 2 elements from 0 on are no slice of 2"},
       {"group=0 communicator=0 max", "group=0 communicator=0 max slice_first=1",
-       "instruction 2 '' (all_reduce): a slice of 0 from 1 is none of 2 elements"},
+       "instruction 2 '' (all_reduce): 0 elements from 1 on are no slice of 2"},
       {"[5,4] group=0 communicator=0 dim=1", "[5,4] group=0 communicator=0 dim=1 slice_count=1",
-       "instruction 1 '' (all_gather): it adds up no one tensor, of which it could have a slice"},
+       "instruction 1 '' (all_gather): only an all_reduce of one tensor may be of a slice"},
   };
   ASSERT_TRUE(check_role(role_of(kBlocks)));
   for (const Case& each : cases) expect_refused(kBlocks, each.from, each.to, each.message);

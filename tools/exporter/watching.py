@@ -1,5 +1,6 @@
 """Watches a module while it runs or is traced: what it draws and asks, and functions in place of which it calls their equivalents."""
 import ast
+import collections
 import contextlib
 import functools
 import logging
@@ -167,9 +168,18 @@ def conditions_of_errors(file):
         tree = ast.parse(pathlib.Path(file).read_text())
     except (OSError, SyntaxError, ValueError):
         return []
-    tests = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)
-             or isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Raise)]
-    return [(test.lineno, test.end_lineno) for test in tests]
+    checks = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)
+              or isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Raise)]
+    # A test that gives the answer a name hands it on, and so may another statement in its line.
+    begins = collections.Counter(node.lineno for node in ast.walk(tree) if isinstance(node, ast.stmt))
+    named = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.NamedExpr)]
+
+    def is_alone(check):
+        within = sum(node.lineno == check.lineno for node in getattr(check, "body", []))  # `if …: raise …`
+        lines = range(check.test.lineno, check.test.end_lineno + 1)
+        return begins[check.lineno] == 1 + within and not any(line in lines for line in named)
+
+    return [(check.test.lineno, check.test.end_lineno) for check in checks if is_alone(check)]
 
 
 class Backwards:

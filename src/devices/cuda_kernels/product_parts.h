@@ -1,7 +1,7 @@
 // Products in parts that the library takes.
 #pragma once
 
-#include "families.h"
+#include "emitter.h"
 
 namespace piper::cuda_kernels {
 

@@ -12,7 +12,8 @@ namespace {
 using Json = nlohmann::json;
 
 Error bad_list(const std::string& what) {
-  return fail("the list of constants in its metadata ('{}') {}", kUntouchedKey, what);
+  return fail("the list of what its module has beside its parameters ('{}' in its metadata) {}",
+              kUntouchedKey, what);
 }
 
 }  // namespace

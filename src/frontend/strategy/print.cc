@@ -66,7 +66,7 @@ class StrategyPrinter {
 
   void versions() {
     const auto& all = s_.weight_versions;
-    if (all.size() == 1 && all[0].where.empty())
+    if (all.size() == 1 && all[0].where.empty() && all[0].versions.names().empty())
       return line("weight_versions", print_expr(all[0].versions));
     std::string lines;
     for (const WeightVersions& one : all)

@@ -139,6 +139,10 @@ Status check_reduce(const Fields& map, const Reading&, Replicate& out) {
         .with_note(
             "help: with 'shard: [optimizer]' each rank adds up its part of them, and rounds no "
             "sum");
+  constexpr int64_t kLeastSlice = 256;  // where elements are aligned
+  if (out.slice_bytes > 0 && out.slice_bytes < kLeastSlice)
+    return fail(out.slice_at, "'slice' must be at least {} bytes, not {}", kLeastSlice,
+                out.slice_bytes);
   if (out.slice_bytes > 0 && out.shard_optimizer)
     return fail(out.slice_at, "not supported: slices of gradients that 'shard' cuts")
         .with_note("help: 'bucket' alone, or replicas that keep everything");

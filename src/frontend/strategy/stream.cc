@@ -36,6 +36,8 @@ Status check_stream(const Fields& map, const Reading& reading, StreamRule& rule)
         .with_note(
             "help: 'where' says which tasks run on it; 'priority', 'sms' and 'credit' what it is");
   if (rule.credit) rule.credit_at = map.key_at("credit");
+  if (rule.credit && *rule.credit < 1)
+    return fail(rule.credit_at, "'credit' must be at least one byte, not {}", *rule.credit);
   // Of two entries for one stream each property has one value.
   for (const StreamRule& other : reading.strategy.streams) {
     if (other.name != rule.name) continue;

@@ -130,12 +130,11 @@ class InstructionCheck {
   Status check_slice() const {
     if (one_.first == 0 && one_.count == 0) return ok_status();
     if (one_.kind != InstructionKind::kAllReduce || one_.args.size() != 1)
-      return wrong("it adds up no one tensor, of which it could have a slice");
+      return wrong("only an all_reduce of one tensor may be of a slice");
     const int64_t elements = num_elements(type(0).shape);
     if (one_.first < 0 || one_.count < 1 || one_.count >= elements ||
         one_.first > elements - one_.count)
-      return wrong("a slice of {} from {} is none of {} elements", one_.count, one_.first,
-                   elements);
+      return wrong("{} elements from {} on are no slice of {}", one_.count, one_.first, elements);
     return ok_status();
   }
 

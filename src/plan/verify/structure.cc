@@ -2,6 +2,7 @@
 // reports.
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 
 #include "model.h"
@@ -70,30 +71,47 @@ void check_writes(const Model& model, std::span<const Section> sections, int32_t
   }
 }
 
+// Returns whether two slices may be of one sum: only the last is followed, for all of them.
+bool add_up_alike(const Instruction& a, const Instruction& b) {
+  const auto way = [](const Instruction& one) {
+    return std::tuple(one.kind, one.group, one.reduction, one.fast, one.scaled, one.block);
+  };
+  return way(a) == way(b);
+}
+
 // Checks that a tensor that is summed in slices is summed from its first element to its last, each
-// once, and that nothing else uses it meanwhile.
+// once and alike, and that nothing else uses it meanwhile.
 void check_slices(const Model& model, std::span<const Section> sections, int32_t cell,
                   Findings& findings) {
   const RoleProgram& role = *model.cells[cell].role;
   for (const Section& section : sections) {
-    std::unordered_map<int32_t, int64_t> summed;  // by buffer: so many of its elements
+    struct Summed {
+      int64_t elements = 0;
+      int32_t last = 0;  // the slice that ends there
+    };
+    std::unordered_map<int32_t, Summed> summed;  // by buffer
     for (int32_t i = 0; i < static_cast<int32_t>(section.steps[cell].size()); ++i) {
       const Instruction& one = section.at({cell, i});
       for (const int32_t b : one.args) {
         const auto known = summed.find(b);
-        const int64_t before = known == summed.end() ? 0 : known->second;
+        const int64_t before = known == summed.end() ? 0 : known->second.elements;
+        const int64_t all = num_elements(role.tensor(b).type.shape);
         if (one.count == 0 ? before != 0 : one.first != before)
-          findings.add("structure", "{} comes where {} of {} elements of '{}' are summed",
-                       name_of(model, section, {cell, i}), before,
-                       num_elements(role.tensor(b).type.shape), quote_control(role.name(b)));
+          findings.add("structure", "{} uses '{}' of which {} of {} elements are summed",
+                       name_of(model, section, {cell, i}), quote_control(role.name(b)), before,
+                       all);
+        else if (known != summed.end() &&
+                 !add_up_alike(section.at({cell, known->second.last}), one))
+          findings.add("structure", "{} sums its slice of '{}' otherwise than {} the one before",
+                       name_of(model, section, {cell, i}), quote_control(role.name(b)),
+                       name_of(section.at({cell, known->second.last})));
         if (known != summed.end()) summed.erase(known);
-        if (one.count > 0 && one.first + one.count < num_elements(role.tensor(b).type.shape))
-          summed[b] = one.first + one.count;
+        if (one.count > 0 && one.first + one.count < all) summed[b] = {one.first + one.count, i};
       }
     }
-    for (const auto& [b, before] : summed)
+    for (const auto& [b, one] : summed)
       findings.add("structure", "'{}' on {} ends with {} of {} elements summed",
-                   quote_control(role.name(b)), model.who(cell), before,
+                   quote_control(role.name(b)), model.who(cell), one.elements,
                    num_elements(role.tensor(b).type.shape));
   }
 }

@@ -223,15 +223,24 @@ Status time_messages(Dag& dag, const JobCosts& costs) {
   double flops = 0, ticks = 0;
   for (size_t c = 0; c < chunks.size(); ++c) flops += chunks[c].flops, ticks += times[c];
   const double flops_per_second = ticks > 0 ? flops / ticks * kTicksPerSecond : 0;
+  std::vector<bool> known(dag.streams.size());
   for (const Task& task : dag.tasks) {
     TaskStream& stream = dag.streams[static_cast<size_t>(task.stream)];
     if (!has_credit(stream) || !info(task.kind).adds) continue;
+    // The slowest link of those that add up counts: if there is one between nodes, it lies between
+    // the first rank and the last.
     const std::vector<int32_t>& here = dag.cells[static_cast<size_t>(task.cell)];
-    std::vector<int32_t> next = here;  // of the ranks that add up
-    for (const int32_t axis : task.group) next[static_cast<size_t>(axis)] = 1;
-    const MessageTime time = costs.message(here, next);
-    stream.flops_of_byte = std::max<int64_t>(1, std::llround(time.of_byte * flops_per_second));
-    stream.flops_of_message = std::llround(time.latency * flops_per_second);
+    std::vector<int32_t> last = here;
+    for (const int32_t axis : task.group)
+      last[static_cast<size_t>(axis)] =
+          static_cast<int32_t>(dag.mesh[static_cast<size_t>(axis)].size) - 1;
+    const MessageTime time = costs.message(here, last);
+    const int64_t of_byte = std::max<int64_t>(1, std::llround(time.of_byte * flops_per_second)),
+                  of_message = std::llround(time.latency * flops_per_second);
+    const bool more = known[static_cast<size_t>(task.stream)];
+    stream.flops_of_byte = more ? std::max(stream.flops_of_byte, of_byte) : of_byte;
+    stream.flops_of_message = more ? std::max(stream.flops_of_message, of_message) : of_message;
+    known[static_cast<size_t>(task.stream)] = true;
   }
   return ok_status();
 }

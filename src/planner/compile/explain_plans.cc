@@ -65,16 +65,20 @@ Status explain_plans(const Lowered& lowered, Making& making) {
          {fmt::format("{} values of a step have two buffers, {} more: the next step begins them "
                       "before this one has done with them",
                       lowered.twice.values, human_bytes(lowered.twice.bytes))}});
+  const auto is_named = [](const std::string& stream, const std::string& name) {
+    const size_t variable = name.find('{');
+    return stream == name ||
+           (variable != name.npos && stream.starts_with(name.substr(0, variable)));
+  };
   for (const CreditCount& count : lowered.credits)
     for (const StreamRule& rule : making.strategy.streams)
-      if (rule.credit && (rule.name == count.stream || rule.name.find('{') != rule.name.npos))
+      if (rule.credit && is_named(count.stream, rule.name))
         making.explain().push_back(
             {rule.credit_at,
              "stream",
-             {fmt::format(
-                 "'{}': {} sums over replicas, {} of them before some whose terms are there "
-                 "earlier",
-                 count.stream, count.messages, count.early)}});
+             {fmt::format("'{}': {} sums over replicas, of which {} overtake one that was ready "
+                          "earlier",
+                          count.stream, count.messages, count.early)}});
   for (size_t o = 0; o < lowered.offloads.size(); ++o) {
     const OffloadCount& count = lowered.offloads[o];
     PIPER_ASSIGN(Explanation report, explain_offload(making.strategy.offloads[o], count.values,

@@ -73,9 +73,9 @@ class TwinFinder {
     for (const int32_t c : block) where.push_back(std::to_string(c));
     return fail("not supported: replicas over '{}', where stages are not on {} devices each",
                 name(), dag_.twins)
-        .with_note(fmt::format("{}={} {} stages that no other device has",
+        .with_note(fmt::format("devices that have stages in common: {}={}",
                                dag_.mesh[static_cast<size_t>(fold_.axis)].name,
-                               piper::join(where, ", "), block.size() == 1 ? "has" : "have"))
+                               piper::join(where, ", ")))
         .with_note(
             "help: replicas are devices that all have the same stages, as r and P-1-r of an even "
             "number have");

@@ -106,7 +106,7 @@ void make_one(Strategy& strategy, const Axes axes) {
 
 // ---- Tags that tell the places of a stage apart ----
 
-// Returns the mesh axis on which `place` puts by the tag; an end of the mesh where no entry has it.
+// Returns the mesh axis whose coordinate `place` computes from the tag. Error: none, or several.
 Result<std::vector<MeshAxis>::iterator> axis_of_tag(Strategy& strategy, const std::string& tag,
                                                     const SourceSpan& at) {
   auto found = strategy.mesh.end();
@@ -118,15 +118,15 @@ Result<std::vector<MeshAxis>::iterator> axis_of_tag(Strategy& strategy, const st
       if (std::ranges::count(names, tag) == 0) continue;
       const auto axis = std::ranges::find(strategy.mesh, name, &MeshAxis::name);
       if (found != strategy.mesh.end() && found != axis)
-        return fail(at,
-                    "not supported: replicas over '{}', by which places differ on '{}' and '{}'",
-                    tag, found->name, name);
+        return fail(
+            at,
+            "not supported: replicas over '{}', which changes places on two axes, '{}' and '{}'",
+            tag, found->name, name);
       found = axis;
     }
   }
   if (found == strategy.mesh.end())
-    return fail(at, "replicate: '{}' tells no devices of a stage apart: no place depends on it",
-                tag);
+    return fail(at, "replicate: no 'place' computes a coordinate from the tag '{}'", tag);
   return found;
 }
 

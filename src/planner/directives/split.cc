@@ -82,15 +82,15 @@ Status check_sharded(const Strategy& strategy, const DagAxis& axis) {
       .with_note("help: add another axis to 'mesh' for shard");
 }
 
-// Returns how many values a tag has that tells the places of a stage apart: they begin at 0.
+// Returns how many values a tag has that tells the devices of a stage apart.
 Result<int64_t> count_places(const Place& place, const Expr& tag, int64_t microbatches) {
   std::set<int64_t> values;
   for (int64_t micro = 0; micro < microbatches; ++micro) {
     const Result<int64_t> value = tag.evaluate({{place.micro, micro}, {"M", microbatches}});
     if (!value)
       return fail(tag.at(),
-                  "not supported: replicas that a tag tells apart which depends on more "
-                  "than the microbatch")
+                  "not supported: replicas told apart by a tag that depends on more than "
+                  "the microbatch")
           .with_note(value.error().message);
     values.insert(*value);
   }
@@ -106,7 +106,8 @@ Status size_twins(const Strategy& strategy, Cut& cut) {
         if (name == cut.mesh[a].name) {
           PIPER_ASSIGN(cut.mesh[a].size, count_places(place, tag, cut.microbatches));
         }
-    cut.mesh[a].size = std::min(cut.mesh[a].size, cut.mesh[a + 1].size);  // of what it tells apart
+    // The axis of the places may have fewer ranks than the tag has values.
+    cut.mesh[a].size = std::min(cut.mesh[a].size, cut.mesh[a + 1].size);
     cut.mesh[a].replicated = cut.mesh[a].size > 1;
   }
   return ok_status();

@@ -81,7 +81,7 @@ class Assigner {
   bool sums_gradients(const Task& task) const {
     return info(task.kind).adds && !task.within.valid() && task.micro < 0 &&
            std::ranges::none_of(task.group, [&](int32_t axis) {
-             return dag_.mesh[static_cast<size_t>(axis)].placed;
+             return dag_.mesh[static_cast<size_t>(axis)].tells_cells_apart();
            });
   }
   Status check_credit(const StreamRule& rule, const std::map<int32_t, Counts>& counts) const {

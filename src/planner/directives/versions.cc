@@ -58,9 +58,9 @@ Result<std::map<std::string, int64_t>> versions_of(const Graph& step,
     const int64_t most = said.empty() ? least : *said.rbegin();
     if (most > 1) result.emplace(param.name, most);
     if (said.size() > 1)
-      report.lines.push_back(
-          fmt::format("'{}' has {} versions on all devices: ops that have {} read it, too",
-                      param.name, most, *said.begin()));
+      report.lines.push_back(fmt::format(
+          "'{}' has {} versions on all devices, though some of its readers ask for {} only",
+          param.name, most, *said.begin()));
   }
   if (!report.lines.empty()) out.push_back(std::move(report));
   return result;

@@ -17,17 +17,17 @@ namespace {
 
 constexpr size_t kLast = std::numeric_limits<size_t>::max();
 
-// A message that waits for its turn, with what is rounded or summed further of its result.
+// A reduction that is ready and not yet sent, with what rounds its result or sums it further.
 struct WaitingSum {
   std::vector<size_t> instructions;
   std::set<int32_t> buffers;
   std::string stream;
-  size_t turn = kLast;  // the first node of the forward that reads one of its parameters
+  size_t turn = kLast;  // index of the first node of the forward that reads one of its parameters
   int64_t bytes = 0;
   double ready = 0, time = 0;
 };
 
-// A stream in the drawing.
+// A stream in the simulation.
 struct SumLane {
   const TaskStream* stream = nullptr;
   CreditCount count;
@@ -57,7 +57,9 @@ class MessageOrder {
     for (size_t i = 0; i < role_.body.size(); ++i) {
       const Instruction& one = role_.body[i];
       const bool moves = ends_[i] < 0 && rises(role_, one, dag_);
-      WaitingSum* const before = moves && one.first == 0 ? waiting_for(one) : nullptr;
+      const bool follows = moves && one.first == 0;  // slices keep the order of their terms
+      WaitingSum* const before = follows ? waiting_for(one) : nullptr;
+      if (follows && !before) send_what_it_uses(one);
       if (before) {
         add_to(*before, i);
       } else if (moves && lanes_.contains(one.stream) && info(one.kind).adds) {
@@ -84,12 +86,14 @@ class MessageOrder {
   void find_turns() {
     std::map<ValueId, ValueId> param_of;  // by what microbatches read
     for (const Copy& copy : dag_.copies) param_of[copy.copy] = copy.master;
+    for (const Version& version : dag_.versions) param_of[version.previous] = version.newest;
     std::map<ValueId, size_t> read_at;
     for (size_t n = 0; n < dag_.graph.nodes.size(); ++n)
       for (ValueId input : dag_.graph.nodes[n].inputs) {
         if (!input.valid() || dag_.graph.nodes[n].pass != Pass::kF) continue;
-        const auto master = param_of.find(input);
-        read_at.try_emplace(master == param_of.end() ? input : master->second, n);
+        for (auto of = param_of.find(input); of != param_of.end(); of = param_of.find(input))
+          input = of->second;
+        read_at.try_emplace(input, n);
       }
     std::map<ValueId, size_t> turn_of_sum;
     for (const Param& param : dag_.graph.params)
@@ -133,7 +137,7 @@ class MessageOrder {
                         static_cast<double>(stream.flops_of_byte);
   }
   // Returns the message that waits and whose buffers the instruction uses; of slices, which keep
-  // their order, the last one. Of messages that may change places: none.
+  // their order, the last one. Null: it uses none, or several that may change places.
   WaitingSum* waiting_for(const Instruction& one) {
     WaitingSum* last = nullptr;
     for (auto& [s, lane] : lanes_)
@@ -186,6 +190,15 @@ class MessageOrder {
     for (int32_t buffer : message.buffers) there_at_[buffer] = lane.free_at;
   }
 
+  // Sends messages that wait, until none has a buffer that the instruction uses.
+  void send_what_it_uses(const Instruction& one) {
+    for (int32_t arg : one.args)
+      for (auto& [s, lane] : lanes_)
+        while (std::ranges::any_of(
+            lane.waiting, [&](const WaitingSum& message) { return message.buffers.contains(arg); }))
+          send_next(lane);
+  }
+
   // A computation begins when the messages that it needs are there; those that begin before are
   // ahead of it. No message enters a pair.
   void run_computation(size_t i) {
@@ -193,12 +206,7 @@ class MessageOrder {
     size_t end = i + 1;
     while (ends_[i] >= 0 && !inside && end <= at(ends_[i])) ++end;
     for (size_t k = i; k < end && !inside; ++k) {
-      for (int32_t arg : role_.body[k].args)
-        for (auto& [s, lane] : lanes_)
-          while (std::ranges::any_of(lane.waiting, [&](const WaitingSum& message) {
-            return message.buffers.contains(arg);
-          }))
-            send_next(lane);
+      send_what_it_uses(role_.body[k]);
       for (int32_t arg : role_.body[k].args)
         if (const auto there = there_at_.find(arg); there != there_at_.end())
           now_ = std::max(now_, there->second);

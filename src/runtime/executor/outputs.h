@@ -48,10 +48,10 @@ class MetricsFile {
   FILE* file_ = nullptr;
 };
 
+// Adds to the parameters that are saved the entries of the module's state_dict that no step changes.
+void add_untouched(const PlanSet& set, JobResult& result);
 // Writes what was trained, then the summary, the trace and whether inputs are unchanged. `rank`: of
 // this process; −1: it has all of them.
-// Adds to what is saved of the module what no step changes.
-void add_untouched(const PlanSet& set, JobResult& result);
 void write_results(const RunOptions& options, const JobResult& result, int64_t rank, Voice& voice);
 
 }  // namespace piper

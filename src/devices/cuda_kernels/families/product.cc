@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "families.h"
 #include "product_parts.h"
 
 namespace piper::cuda_kernels {
