@@ -205,6 +205,15 @@ INSTANTIATE_TEST_SUITE_P(
              "stages: 2, chunks: 2, dp: 2, microbatches: 2", kSums, kAdamW,
              "  - name: replicate\n    replicate: {over: dp, bucket: 16KiB, reduce: {slice: "
              "1KiB}}\n"},
+        // Each sum over `node` takes part in several over `dp`, on another stream.
+        Case{"slices_behind_other_sums", kOne + ", <memory/ddp>",
+             "stages: 1, chunks: 4, dp: 2, microbatches: 1", kNext, kAdam,
+             "  - name: replicate\n"
+             "    replicate: {over: dp, bucket: 8KiB, reduce: {slice: 8KiB, stream: a}}\n"
+             "  - replicate: {over: node, bucket: 16KiB, reduce: {stream: b}}\n"
+             "  - stream: {name: a, credit: 16KiB}\n"
+             "  - stream: {name: b, credit: 16KiB}\n",
+             "mesh: {node: 2}\n"},
         Case{"credit_alone", "<schedules/1f1b>, <memory/ddp>", "stages: 2, dp: 2, microbatches: 4",
              "", kAdamW, small_buckets()},
         Case{"updates_and_again", kOne + ", " + kAgain, "stages: 1, chunks: 8, microbatches: 1",

@@ -57,7 +57,7 @@ class MessageOrder {
     for (size_t i = 0; i < role_.body.size(); ++i) {
       const Instruction& one = role_.body[i];
       const bool moves = ends_[i] < 0 && rises(role_, one, dag_);
-      const bool follows = moves && one.first == 0;  // slices keep the order of their terms
+      const bool follows = moves && (one.first == 0 || began_behind(one));
       WaitingSum* const before = follows ? waiting_for(one) : nullptr;
       if (follows && !before) send_what_it_uses(one);
       if (before) {
@@ -190,6 +190,17 @@ class MessageOrder {
     for (int32_t buffer : message.buffers) there_at_[buffer] = lane.free_at;
   }
 
+  // Returns whether the slices before this one of the same tensor have joined a message that sums
+  // the tensor over other ranks first. Other slices are messages of their own, and keep their order
+  // as they have one turn.
+  bool began_behind(const Instruction& slice) const {
+    for (const auto& [s, lane] : lanes_)
+      for (const WaitingSum& message : lane.waiting)
+        if (message.buffers.contains(slice.args[0]) &&
+            role_.body[message.instructions[0]].count == 0)
+          return true;
+    return false;
+  }
   // Sends messages that wait, until none has a buffer that the instruction uses.
   void send_what_it_uses(const Instruction& one) {
     for (int32_t arg : one.args)
