@@ -20,13 +20,14 @@ Letters& Letters::get() {
   return letters;
 }
 
-// Whole at once, for whoever looks.
+// Whole at once, for whoever looks. Its draft has another beginning: who leaves a room takes what
+// begins with the room's name along, and not what another rank writes at that moment.
 void Letters::put(const std::string& name, const std::string& bytes) {
   if (folder_.empty()) {
     texts_[name] = bytes;
     return;
   }
-  const std::string draft = path(fmt::format("{}.draft", name));
+  const std::string draft = path(fmt::format("draft-{}", name));
   std::ofstream(draft, std::ios::binary) << bytes;
   fs::rename(draft, path(name));
 }
