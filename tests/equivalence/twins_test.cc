@@ -18,6 +18,7 @@ struct Pair {
   std::string mesh = "";  // further axes
   const char* model = "gpt-deep";
   std::string train = kAdamW;
+  friend std::ostream& operator<<(std::ostream& out, const Pair& pair) { return out << pair.name; }
 };
 
 std::string text_of(const Pair& of) {
@@ -129,8 +130,8 @@ TEST(TwinsControl, AnotherOrderDiffers) {
   EXPECT_EQ(job.error().code, ExitCode::kNumeric) << print_error(job.error());
 }
 
-// What goes wrong with halves is found: a half that is updated by that of another gradient, one that
-// is gathered in another's place, terms of another gradient, and states that are in no halves.
+// What goes wrong with halves is found: a half that is updated by that of another gradient, one
+// that is gathered in another's place, terms of another gradient, and states that are in no halves.
 void expect_refused(PlanSet set, const char* what) {
   const auto report = verify_plan_set(set);
   ASSERT_TRUE(report) << print_error(report.error());
@@ -204,7 +205,7 @@ TEST(TwinsRefused, AtTheirPlace) {
                   "devices each"),
         {turned, "7:23: error: not supported: replicas over 'dir', where stages are not on"},
         {of_stage,
-         "6:45: error: not supported: replicas that a tag tells apart which depends on "
+         "6:45: error: not supported: replicas told apart by a tag that depends on "
          "more than the microbatch"}}) {
     const auto compiled = compile_text("gpt-deep", text, kAdamW, {});
     ASSERT_FALSE(compiled);
