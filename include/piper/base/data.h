@@ -12,9 +12,10 @@ struct NamedTensor {
   TensorType type;
   Bytes data;
 };
-// Begins the names of initial values of a plan set that no rank reads: what the module has beside
-// its states, and is saved with them.
+// Begins the names of tensors of a plan set that belong to the module's state_dict, but that no
+// step reads as a parameter or changes. They are saved as they are.
 inline const std::string kUntouched = "untouched/";
+
 // Header and offsets are checked (at most 100 MB of header, sorted, no overlap, inside the file);
 // data stay mapped.
 Result<std::vector<NamedTensor>> read_safetensors(const std::string& path);
@@ -33,8 +34,8 @@ Status write_safetensors(const std::string& path, std::span<const NamedTensor> t
 Result<std::string> write_safetensors_part(const std::string& path,
                                            std::span<const NamedTensor> tensors);
 
-// Holds an array as a file has it. Integers of 8, 16 or 32 bits that no plan has are those of the
-// tensor's type in values, and `width` bytes each in the data.
+// Holds an array as a file has it. `tensor.type` is the type that plans have for its values; in the
+// data each is `width` bytes, which is less for integers of 8, 16 or 32 bits.
 struct StoredArray {
   NamedTensor tensor;
   int width = 0;  // bytes of an element

@@ -53,14 +53,14 @@ struct Place {
 };
 // - replicate: {over: dp, bucket: 25MiB, stream: grads, shard: [optimizer]}
 struct Replicate {
-  Axes over;                  // mesh axes, or a tag of `place` that tells a stage's places apart
+  Axes over;                  // mesh axes, or a tag of `place`: the devices of a stage
   std::optional<Glob> match;  // over paths of the parameters that it speaks of; nothing: all others
   Where where;                // over tags of the ops that read them
   bool is_of_some() const { return match || !where.empty(); }
   bool is_over(const std::string& axis) const {
     return std::find(over.begin(), over.end(), axis) != over.end();
   }
-  int64_t bucket_bytes = 0, slice_bytes = 0;  // 0: one message a parameter; of any size
+  int64_t bucket_bytes = 0, slice_bytes = 0;  // of a message: at least, at most; 0: no such bound
   std::string stream = "reduce";
   // What is cut over the axis: nothing, optimizer state, also gradients, also parameters.
   bool shard_optimizer = false, shard_gradients = false, shard_parameters = false;
@@ -75,7 +75,7 @@ struct Replicate {
   std::optional<DType> gather_dtype, dtype;
   InBlocks gather_in = {Scaled::kNone, 256}, reduce_in = gather_in;
   bool lossy = false, reduce_lossy = false;
-  enum class Order { kOrdered, kFast } sum = Order::kOrdered;  // of what replicas have
+  enum class Order { kOrdered, kFast } sum = Order::kOrdered;  // of the replicas' terms
   SourceSpan at, over_at, shard_at, dtype_at, gather_dtype_at, slice_at;
 };
 // - stream: {where: {kind: all_reduce}, name: grads, priority: high, sms: 20}
@@ -83,7 +83,7 @@ struct StreamRule {                 // moves tasks to a stream, and says what th
   std::optional<Where> where;       // nothing: no task moves
   std::string name;                 // "tp{s}": a stream for each value of the variable s of `where`
   std::optional<int32_t> priority;  // higher goes first; low is -1, high 1
-  std::optional<int64_t> sms, credit;  // at most: multiprocessors, bytes of sums under way
+  std::optional<int64_t> sms, credit;  // at most: multiprocessors, bytes not yet summed
   SourceSpan at, name_at, credit_at;
 };
 // Says when what tasks read from elsewhere is issued.
@@ -163,7 +163,7 @@ struct MeshAxis {
   std::string name;
   int64_t size = 1;
   SourceSpan at;
-  std::string twins_of;  // join_axes: a tag that tells the places of a stage on that axis apart
+  std::string twins_of;  // join_axes: the axis whose devices with one stage it numbers
 };
 
 struct LeftOut {  // an entry that does not count
@@ -238,7 +238,7 @@ Result<Strategy> parse_strategy(const std::string& name, const std::vector<Defin
 
 // Returns the strategy that counts, after includes, definitions and expressions: one file without
 // params, sections and keys in one order, numbers with their defaults. Read again it is the same,
-// and prints the same; what means alike (comments, names of params, blanks) prints alike.
+// and prints the same. Strategies that differ in comments and names of params alone print alike.
 std::string print_strategy(const Strategy& strategy);
 
 // Returns the JSON Schema (draft-07) of a strategy file, made from the same table of keys that the

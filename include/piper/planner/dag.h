@@ -162,7 +162,8 @@ struct DagAxis {
   bool placed = false;      // some place directive names it
   bool replicated = false;  // some replicate directive names it
   bool sharded = false;     // some shard directive names it, or its replicas are coupled
-  // Its ranks are the places of a stage on another axis, whose ranks it takes over in fold_twins.
+  // It numbers the devices that hold one stage for different microbatches (bidirectional
+  // pipelines). They are ranks of the axis of the places until fold_twins splits them off.
   bool twins = false;
   // Returns whether replicas need samples of each other: they run one graph, of whose batch each
   // has a block.
@@ -187,7 +188,7 @@ struct Dag {
   // The replicas whose samples one device runs one after the other. More than 1 only in a reference
   // plan, where the device runs those of all replicas.
   int64_t replicas_in_turn = 1;
-  // The places of each stage, and by how much their numbers among all replicas differ.
+  // How many devices hold each stage, and the stride between them in the numbering of replicas.
   int64_t twins = 1, twin_stride = 1;
   // An order names BI and BW, R, updates of regions, or reductions.
   bool split_backward = false, split_recompute = false, split_update = false, split_sums = false;

@@ -12,7 +12,7 @@ namespace piper {
 // may have terms of the same sum.
 struct SumRound {
   int64_t size = 1, stride = 1;  // of replicas
-  int64_t twins = 1;             // by which the places of a stage make `size` larger
+  int64_t twins = 1;             // by which the devices of a stage make `size` larger
   std::vector<int32_t> axes;     // of the mesh, ascending: theirs and the further ones
   int32_t stream = 0;
   // Terms are rounded to this type before they travel, and so is their sum; nothing: they travel as
