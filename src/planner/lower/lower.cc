@@ -8,6 +8,7 @@
 #include "at.h"
 #include "cell.h"
 #include "communicators.h"
+#include "credit.h"
 #include "piper/base/parallel.h"
 #include "place.h"
 #include "send_lifetimes.h"

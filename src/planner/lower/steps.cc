@@ -5,6 +5,7 @@
 #include <array>
 
 #include "at.h"
+#include "credit.h"
 #include "piper/base/memory.h"
 #include "piper/base/parallel.h"
 #include "piper/plan/access.h"
