@@ -1,5 +1,6 @@
 // A delay for each stage: whole models against a single device under the same rule, and chains
 // against the rule written by hand.
+#include "equivalence/against_single.h"
 #include "equivalence/commands.h"
 #include "equivalence/sample_jobs.h"
 #include "piper/plan/verify.h"
@@ -34,18 +35,6 @@ Result<Compiled> compile(const std::string& model, const std::string& train,
   return compile_text(model, text + directives, train, options);
 }
 
-Status run_against(const PlanSet& set, const PlanSet& reference, const std::string& model,
-                   int64_t steps) {
-  PIPER_ASSIGN(const auto data, open_batches(set, model));
-  PIPER_ASSIGN(const auto reference_data, open_batches(reference, model));
-  JobOptions options;
-  options.steps = steps;
-  options.threads = 1;
-  options.verify.against = VerifyAgainst::kSingle;
-  const auto job = run_job(set, data.get(), &reference, reference_data.get(), options);
-  return job ? ok_status() : Status(job.error());
-}
-
 bool finds(const PlanSet& set, const std::string& rule, const std::string& words,
            const PlanSet* single = nullptr) {
   const auto report = verify_plan_set(set, single);
@@ -55,13 +44,7 @@ bool finds(const PlanSet& set, const std::string& rule, const std::string& words
          });
 }
 
-class Models : public ::testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override {
-    if (!std::filesystem::exists(model_path(GetParam(), "model.onnx")))
-      GTEST_SKIP() << "no models in " << models_folder();
-  }
-};
+class Models : public OfModels {};
 
 TEST_P(Models, EqualTheSingleDeviceUnderTheSameRule) {
   const std::string model = GetParam();

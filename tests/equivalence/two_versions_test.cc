@@ -1,5 +1,6 @@
 // Several versions of the weights: gradients are taken at the weights before the last update or
 // updates, so that steps may overlap. Whole models against a single device under the same rule.
+#include "equivalence/against_single.h"
 #include "equivalence/commands.h"
 #include "equivalence/layouts.h"
 #include "piper/base/data.h"
@@ -17,27 +18,7 @@ struct Sizes {
 // `text` as strategy_text() makes it, with two versions where the library's file has not.
 std::string delayed(std::string text) { return text + "weight_versions: 2\n"; }
 
-Status run_against(const PlanSet& set, const PlanSet& reference, const std::string& model,
-                   int64_t steps) {
-  PIPER_ASSIGN(const auto data, open_batches(set, model));
-  PIPER_ASSIGN(const auto reference_data, open_batches(reference, model));
-  JobOptions options;
-  options.steps = steps;
-  options.threads = 1;
-  options.verify.against = VerifyAgainst::kSingle;
-  const auto job = run_job(set, data.get(), &reference, reference_data.get(), options);
-  if (!job) return job.error();
-  EXPECT_EQ(static_cast<int64_t>(job->steps.size()), steps);
-  return ok_status();
-}
-
-class Models : public ::testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override {
-    if (!std::filesystem::exists(model_path(GetParam(), "model.onnx")))
-      GTEST_SKIP() << "no models in " << models_folder();
-  }
-};
+class Models : public OfModels {};
 
 TEST_P(Models, EqualTheSingleDeviceUnderTheSameRule) {
   const std::string model = GetParam();
