@@ -179,7 +179,7 @@ TEST_F(Tolerate, FoldersOfAllKindsReplaceEachOther) {
       << simulated.second;
   EXPECT_EQ(same.first, 0) << same.second;
   EXPECT_NE(same.second.find("kinds/stage-1 → kinds/stage-1"), std::string::npos) << same.second;
-  // What runs the same steps; without a ramp-up all steps run with one set.
+  // It compares sets that run the same steps; without a ramp-up one set runs all of them.
   EXPECT_EQ(other.first, 1) << other.second;
   EXPECT_NE(other.second.find("kinds/stage-0 → kinds/stage-0: no difference"), std::string::npos)
       << other.second;

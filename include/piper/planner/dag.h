@@ -105,8 +105,8 @@ struct TaskStream {
   std::string name;
   int32_t priority = 0;  // higher goes first
   int64_t sms = 0;       // multiprocessors at most; 0: any
-  // The sums of gradients are in the order in which a drawing of the step sends them, with at most
-  // so many bytes under way; 0: in which they are ready. What the drawing takes for messages, in
+  // The sums of gradients are in the order in which a simulated step sends them, with at most
+  // so many bytes under way; 0: in which they are ready. What messages take there, in
   // FLOPs of a rank.
   int64_t credit = 0;
   int64_t flops_of_byte = 50, flops_of_message = 0;

@@ -5,7 +5,7 @@
 
 namespace piper {
 
-// Orders the sums of gradients of such streams as a drawing of the body sends them: computations
+// Orders the sums of gradients of such streams as a simulation of the body sends them: computations
 // take their FLOPs one after the other, messages what Dag::streams says, and what is received is
 // there. While less than the credit is under way the next message is that whose parameters the
 // next forward reads first, of those whose terms are there. Changes role.body only, before which
