@@ -488,10 +488,11 @@ TEST(Verify, NamesTheLoss) {
 }
 
 // p of the oracle starts with one other element; both add 2 + 3 and twice p.
-PlanSet changed_oracle(float fourth) {
+PlanSet changed_oracle(float value, size_t at = 3) {
   PlanSet reference = replicas_oracle(2);
   reference.roles[0].tensor(0).init = "w0";
-  std::vector<float> values = {1, 1, 1, fourth, 1};
+  std::vector<float> values(5, 1);
+  values[at] = value;
   reference.tensors.emplace_back("w0", Bytes::copy_of(values.data(), 20));
   return reference;
 }
@@ -504,6 +505,16 @@ TEST(Verify, NamesTheElement) {
             "step 1: parameter 'w.p' is further from the uncut plan than 0.0003: error 0.2, most "
             "at [0,3]: 6 on "
             "rank 0, 7.5 there");
+}
+
+TEST(Verify, NoElementHidesANaN) {
+  for (const size_t at : {0, 2, 4}) {
+    const auto far = compare(VerifyAgainst::kUncut, changed_oracle(NAN, at));
+    EXPECT_EQ(message_of(far),
+              fmt::format("step 1: parameter 'w.p' is further from the uncut plan than 0.0003: "
+                          "error nan, most at [0,{}]: 6 on rank 0, nan there",
+                          at));
+  }
 }
 
 // An Adam that never runs: what counts is that the plan has one.

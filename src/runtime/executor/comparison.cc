@@ -259,7 +259,7 @@ Status Comparison::check_close(int64_t step, const Entry& entry) {
         const double reference = element(type.dtype, entry.reference.data, run.whole + i);
         const double difference = std::abs(value - reference);
         largest = std::max(largest, std::abs(reference));
-        if (difference <= worst) continue;  // also kept when it is not a number
+        if (difference <= worst || std::isnan(worst)) continue;  // NaN is the worst, and stays
         worst = difference;
         where = run.whole + i;
         here = value;
