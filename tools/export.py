@@ -42,7 +42,7 @@ def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, ba
     programs      the folder of piperc and piper-run; None: that of PIPER_BIN, of the tree around this file, or of PATH
     """
     kwargs = dict(kwargs or {})
-    before = module.training
+    modes = [(part, part.training) for part in module.modules()]
     try:
         if training is not None:
             module.train(training)
@@ -59,7 +59,8 @@ def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, ba
     except Exception as error:  # PyTorch, its exporters and what forward calls have many classes of them
         raise NotExported(f"{type(module).__name__} is not exported: {first_line(error)}") from error
     finally:
-        module.train(before)
+        for part, mode in modes:
+            part.training = mode
 
 
 def load(text):

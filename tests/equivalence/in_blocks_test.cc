@@ -188,6 +188,46 @@ TEST(InBlocks, PlansThatRoundOtherwiseAreRefused) {
   }
 }
 
+// All terms of a sum travel alike, also those of other microbatches.
+TEST(InBlocks, TermsOfOneSumTravelAlike) {
+  NEED_MODEL("mlp");
+  const std::string each =
+      kParts + ", reduce: {when: per_microbatch, dtype: int8, block: 64, lossy: true}";
+  const auto compiled = compiled_with_oracles("mlp", text_of({"", "dp: 2", over("dp", each)}, 2));
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  for (const int32_t micro : {0, 1}) {
+    PlanSet wrong = compiled->set;
+    int changed = 0;
+    for (RoleProgram& role : wrong.roles)
+      for (Instruction& one : role.body)
+        if (one.scaled != Scaled::kNone && one.kind == InstructionKind::kReduceScatter &&
+            one.micro == micro)
+          one.scaled = Scaled::kNone, one.block = 0, ++changed;
+    EXPECT_GT(changed, 0);
+    const auto report = verify_plan_set(wrong, &*compiled->single);
+    EXPECT_FALSE(report && report->findings.empty()) << micro;
+  }
+}
+
+// Terms are rounded to 16 bits where one device rounds them, and nowhere else.
+TEST(InBlocks, TermsOf16BitsAreThoseOfOneDevice) {
+  NEED_MODEL("mlp");
+  const auto of = [](const std::string& sent) {
+    return compiled_with_oracles("mlp", text_of({"", "dp: 2", over("dp", kParts + sent)}, 2));
+  };
+  const auto rounded = of(", reduce: {dtype: bf16}"), exact = of(""),
+             f16 = of(", reduce: {dtype: f16}");
+  ASSERT_TRUE(rounded && exact && f16);
+  const auto verified = [](const PlanSet& set, const PlanSet& single) {
+    const auto report = verify_plan_set(set, &single);
+    return report && report->findings.empty();
+  };
+  EXPECT_TRUE(verified(rounded->set, *rounded->single));
+  EXPECT_FALSE(verified(rounded->set, *exact->single));
+  EXPECT_FALSE(verified(exact->set, *rounded->single));
+  EXPECT_FALSE(verified(f16->set, *rounded->single));
+}
+
 // The plan for one device is refused, too, if it does not take terms out of blocks as it put them
 // in.
 TEST(InBlocks, PlansForOneDeviceThatRoundOtherwiseAreRefused) {

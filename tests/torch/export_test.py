@@ -47,6 +47,17 @@ class Lossy(nn.Module):
         return F.mse_loss(h, wanted) + F.mse_loss(h * wanted, x)
 
 
+class Twice(nn.Module):
+    """Two inputs whose names are one, as a list has its name and a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, x_0):
+        return F.mse_loss(self.fc(x[0]), x_0)
+
+
 class Tied(nn.Module):
     """A head that is the embedding, a buffer that forward changes, a parameter that nothing reads, and a dict of results."""
 
@@ -560,6 +571,11 @@ def main():
         follower = Momentum()
         cases.append((said(follower, (batches[0],), path), ["2 parameters to train", "buffers teacher.weight, teacher.bias", "is one of PyTorch"]))
         assert differences_after(follower, batches, path) == []
+        frozen = Lossy().train()
+        frozen.statistics.eval()
+        said(frozen, (torch.randn(6, 4),), path)
+        assert frozen.training and frozen.norms.training and not frozen.statistics.training, "the modes of parts have changed"
+        cases.append((said(Twice(), ([batches[0]], batches[0]), path), ["refused: two inputs of Twice.forward would be called 'x_0'"]))
         cases.append((said(Momentum(clamp=True), (batches[0],), path), ["refused: forward changes the parameter 'pupil.weight', which is trained"]))
         cases.append((said(Counts(), (batches[0],), path), ["is one of PyTorch"]))
         cases.append((said(Counts(used=True), (batches[0],), path), ["refused: what forward returns depends on steps", "register_buffer"]))

@@ -142,7 +142,10 @@ TEST_F(CheckpointTools, AFolderIsImportedAgain) {
       << *written;
   EXPECT_TRUE(std::filesystem::exists(out + "/model.safetensors.index.json"));
   EXPECT_FALSE(export_checkpoint(reader(), options, out)) << "it is not empty";
+  options.replace = true;
+  EXPECT_TRUE(export_checkpoint(reader(), options, out)) << "it takes the place of what is there";
   const std::string file = path("back.safetensors");
+  std::ofstream(file + ".partial") << "what a run that was killed has left";
   const auto back = import_parameters(out, {.add_prefix = "layer."}, file);
   ASSERT_TRUE(back) << print_error(back.error());
   const auto tensors = read_safetensors(file);

@@ -335,6 +335,12 @@ TEST_F(DataTest, BatchesOfASafetensorsFile) {
       write_safetensors(file, std::vector{tensor<float>("batch/0/x", DType::kF32, {1}, {5}),
                                           tensor<float>("batch/2/x", DType::kF32, {1}, {5})}));
   EXPECT_EQ(open_message({{"x", {DType::kF32, {1}}}}, 1), "b.safetensors: batch/1/x is missing");
+  ASSERT_TRUE(
+      write_safetensors(file, std::vector{tensor<float>("batch/00/x", DType::kF32, {1}, {5}),
+                                          tensor<float>("batch/+1/x", DType::kF32, {1}, {5})}));
+  EXPECT_EQ(open_message({{"x", {DType::kF32, {1}}}}, 1),
+            "b.safetensors: the file has no tensor batch/0/x")
+      << "numbers have one spelling";
 }
 
 TEST_F(DataTest, RowsOfNpyFilesStayTogether) {

@@ -28,6 +28,12 @@ std::string without_gaps(std::string text) {
   return text;
 }
 
+TEST(OrderCsv, EmptyLinesAtTheEndAreNoRanks) {
+  const std::string text = file("zb1p_2rank_2stagep_compute.csv");
+  EXPECT_EQ(print_order_csv(parsed(text + "\n\r\n"), CsvDialect::kNew),
+            print_order_csv(parsed(text), CsvDialect::kNew));
+}
+
 TEST(OrderFiles, PrintAsTheyWereRead) {
   for (const char* name : {"dualpipev_4rank_10mb.csv", "zb1p_2rank_2stagep_compute.csv",
                            "zb1p_2rank_2stagep_comms.csv"})

@@ -110,6 +110,19 @@ TEST(VerifySingle, AnotherComputation) {
             "one device");
 }
 
+// Of an attribute that is left out each op has a value of its own.
+TEST(VerifySingle, AnAttributeOfZeroIsNoneThatIsAbsent) {
+  const auto with = [](const char* attributes) {
+    return Edits{
+        {"op Mul in=[0,1] out=[2]", fmt::format("op Trilu in=[1] out=[2] {}", attributes)}};
+  };
+  const std::pair<std::string, std::string> zero{"op Mul in=[0,2] out=[6]",
+                                                 "op Trilu in=[2] out=[6] {upper=0}"};
+  const Edits single{zero, zero};  // of both programs
+  EXPECT_EQ(said(with("{upper=0}"), {}, single), Said());
+  EXPECT_NE(said(with(""), {}, single), Said());
+}
+
 // A product of `from` and what moves it through 64 levels, each of which doubles what is read, with
 // a cast there and back in front of all levels or behind them. Values from `next` on are its own.
 struct Nested {

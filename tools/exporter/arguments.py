@@ -24,8 +24,12 @@ def flat_inputs(module, args, kwargs):
             parts = [(name, value)]
         for part, one in parts:
             for keys, leaf in pytree.tree_flatten_with_path(one)[0]:
-                if isinstance(leaf, torch.Tensor):
-                    inputs["_".join([part, *(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)])] = leaf
+                if not isinstance(leaf, torch.Tensor):
+                    continue
+                full = "_".join([part, *(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)])
+                if full in inputs:
+                    raise NotExported(f"two inputs of {type(module).__name__}.forward would be called '{full}'; rename an argument or a key")
+                inputs[full] = leaf
     return inputs
 
 

@@ -43,7 +43,8 @@ def depends_on_values(error):
 
 def place_of_error(error):
     """The last line outside of the exporters that was under way, or nothing."""
-    libraries = tuple(os.path.join(os.path.dirname(importlib.util.find_spec(name).origin), "") for name in ("torch", "onnx", "onnxscript", "onnx_ir", __package__))
+    specs = [importlib.util.find_spec(name) for name in ("torch", "onnx", "onnxscript", "onnx_ir", __package__)]
+    libraries = tuple(os.path.join(os.path.dirname(spec.origin), "") for spec in specs if spec)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((*libraries, "<"))]
     return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
 

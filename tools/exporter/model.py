@@ -203,7 +203,8 @@ class Export:
                 leave_out(written.model, listed, path)
                 onnxscript.ir.save(written.model, str(path))
                 return listed
-            written.save(str(path), external_data=sum(value.nbytes for value in self.module.parameters()) > 2**20)
+            held = (*self.module.parameters(), *self.module.buffers())
+            written.save(str(path), external_data=sum(value.nbytes for value in held) > 2**20)
         return listed
 
     def convert(self, program, copies=False):

@@ -40,7 +40,7 @@ Result<Sites> make_sites(Graph forward, const Strategy& strategy,
 
 // Tags the forward graph. Rules match scope paths; ops that no rule matches join by dataflow: the
 // latest region of their producers, else the earliest of their consumers (strict: an error).
-// Requires a forward graph. Ensures that every op has every tag that some rule sets.
+// Requires a forward graph. Ops may lack tags that only rules for other ops set.
 Result<Graph> apply_annotate(Graph forward, const Annotate& annotate, const Variables& variables,
                              const JobCosts& costs, Explanations& out);
 

@@ -290,7 +290,9 @@ Status check_captures(std::string_view pattern, const SourceSpan& at) {
 }
 
 Status check_one(std::string_view pattern, const SourceSpan& at) {
-  if (pattern.empty()) return fail(at, "a pattern must not be empty");
+  if (pattern.empty())
+    return fail(at, "a pattern must not be empty")
+        .with_note("help: \"**\" matches all names, those without a module, too");
   if (pattern.starts_with('/') || pattern.ends_with('/'))
     return fail(at, "the pattern '{}' must not begin or end with '/'", pattern)
         .with_note("scope paths have no slash at either end, for example 'h/0/mlp/fc1'");

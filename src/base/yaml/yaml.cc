@@ -153,7 +153,9 @@ class TreeBuilder : public YAML::EventHandler {
     if (raw.empty()) node.inside.length = 0;
     for (char c : node.text) {
       if (static_cast<unsigned char>(c) < ' ') {
-        throw Refused{fail(node.at, "a quoted text must not hold control characters")};
+        throw Refused{fail(node.at, "a quoted text must not hold control characters")
+                          .with_note("help: text of several lines is a block: KEY: |, with its "
+                                     "lines below")};
       }
     }
   }

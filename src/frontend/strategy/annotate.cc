@@ -27,6 +27,13 @@ Result<AnnotateRule> read_rule(const Fields& map, const Scope& scope) {
     PIPER_TRY(fields::read_value(fields::Field{.name = "ops"}, *ops, {scope}, out.ops));
   std::vector<std::string> captures{"call", "calls"};
   for (const std::string& name : out.match.capture_names()) {
+    for (const std::string& own : {name, name + "s"})
+      if (std::ranges::count(captures, own) > 0)
+        return fail(map["match"]->at, "two variables of this pattern are called '{}'", own)
+            .with_note(
+                "{layer} is a name, 'layers' counts its values; 'call' and 'calls' are the "
+                "number of the module's call and how many there are")
+            .with_note("help: give the capture another name");
     captures.push_back(name);
     captures.push_back(name + "s");
   }

@@ -64,6 +64,9 @@ std::vector<MeshAxis> read_mesh(const yaml::Entry& entry, Scope& scope, ErrorLis
       with_axes.failed.push_back(axis.key.text);
       errors.add(std::move(size).error());
     }
+    constexpr size_t kMostAxes = 31;  // plans have 32: 'replicate' may add one
+    if (out.size() == kMostAxes)
+      errors.add(fail(axis.key.at, "not supported: a mesh of more than {} axes", kMostAxes));
     out.push_back({axis.key.text, size ? *size : 1, axis.key.at});
   }
   with_axes.used = std::move(scope.used);

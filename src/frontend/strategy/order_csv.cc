@@ -74,6 +74,10 @@ Result<std::vector<std::vector<Raw>>> cut(std::string_view text, const std::stri
       column += static_cast<int>(comma) + 1;
     }
   }
+  const auto is_blank = [](const std::vector<Raw>& row) {
+    return row.size() == 1 && row[0].text.empty();
+  };
+  while (!rows.empty() && is_blank(rows.back())) rows.pop_back();  // lines at the end of the file
   return rows;
 }
 

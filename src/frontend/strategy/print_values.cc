@@ -21,6 +21,13 @@ std::string print_bytes(int64_t value) {
   return fmt::format("{}B", value);
 }
 
+// A predicate that is a constant by now still has to be one when it is read back, not a value.
+std::string print_predicate(const Condition& one) {
+  const std::string text = one.low.spelled();
+  const bool is_number = text.find_first_not_of("-0123456789") == std::string::npos;
+  return is_number ? fmt::format("{0} {1} {0}", one.tag, text == "0" ? "!=" : "==") : text;
+}
+
 std::string print_condition(const Condition& one) {
   using Kind = Condition::Kind;
   if (one.tag == "value" && !one.words.empty()) return print_patterns(one.words.front());
@@ -39,7 +46,7 @@ std::string print_condition(const Condition& one) {
         return one.but ? in_quotes("!" + low) : print_expr(values.low);
       });
     case Kind::kHolds:
-      return in_quotes(one.low.spelled());
+      return in_quotes(print_predicate(one));
     case Kind::kCompare:
       return in_quotes(one.compare + one.low.spelled());
     case Kind::kBind:

@@ -239,7 +239,12 @@ Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names
     } else {
       PIPER_TRY(read_scalar(entry.value, scope, bound, condition));
     }
-    if (condition.kind == Kind::kBind) bound.push_back(condition.bind);
+    if (condition.kind == Kind::kBind) {
+      if (condition.bind != condition.tag && contains(names.tags, condition.bind))
+        return fail(entry.value.at, "the variable '{}' has the name of another tag", condition.bind)
+            .with_note(fmt::format("help: another name for the value of '{}'", condition.tag));
+      bound.push_back(condition.bind);
+    }
     out.push_back(std::move(condition));
   }
   return out;

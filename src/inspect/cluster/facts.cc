@@ -56,7 +56,7 @@ MachineFacts facts_of(const Cluster& cluster, const PlanSet& set, const Measured
   for (int64_t rank = 0; rank < std::min(set.world(), cluster.size()); ++rank) {
     const ClusterDevice& device = cluster.device_of(rank);
     const double memory = device.memory - device.reserve;
-    if (device.memory > 0) facts.memory = rank == 0 ? memory : std::min(facts.memory, memory);
+    facts.memory = rank == 0 ? memory : std::min(facts.memory, memory);
     facts.peak_flops += device.flops[static_cast<size_t>(type)];
   }
   if (profile)

@@ -1,6 +1,7 @@
 // Reads profiles. JSON is YAML, whose nodes know their places.
 #include <charconv>
 #include <cmath>
+#include <map>
 
 #include "piper/base/yaml.h"
 #include "piper/inspect/cluster.h"
@@ -73,6 +74,8 @@ class ProfileReader {
   static Status read_entries(const Node& root, const char* table, const char* name,
                              std::vector<MeasuredTimes::Measured>& to) {
     PIPER_ASSIGN(const Node* list, value_of(root, table, Node::Kind::kList, "a list"));
+    std::map<std::string, SourceSpan> known;  // programs
+    int64_t passes = 0;                       // of all of them
     for (const Node& node : list->items) {
       if (!node.is(Node::Kind::kMap))
         return fail(node.at, "an entry of '{}' must be an object, not {}", table,
@@ -87,36 +90,38 @@ class ProfileReader {
       if (one.least > one.median)
         return fail(node.find("min_us")->value.at, "'min_us' is more than 'median_us'");
       if (std::string_view(name) == "program") {
-        PIPER_TRY(check_program(node, one.name, to));
-        PIPER_TRY(read_work(node, one));
+        PIPER_TRY(check_program(node, one.name, known));
+        PIPER_TRY(read_work(node, one, passes));
       } else {
         PIPER_TRY(read_transfer(node, one));
       }
     }
     return ok_status();
   }
-  // Checks a program beside those before it in the file, which are `known`.
+  // Checks a program beside those before it in the file, which are `known`, and adds it.
   static Status check_program(const Node& node, const std::string& name,
-                              const std::vector<MeasuredTimes::Measured>& known) {
+                              std::map<std::string, SourceSpan>& known) {
     constexpr size_t kDigits = 32;
     const SourceSpan& at = node.find("program")->value.at;
     if (name.size() != kDigits || name.find_first_not_of("0123456789abcdef") != name.npos)
       return fail(at, "'program' must be a digest of {} hexadecimal digits, not {}", kDigits,
                   yaml::shown(name));
-    for (size_t k = 0; k + 1 < known.size(); ++k)
-      if (known[k].name == name)
-        return fail(at, "the program {} is there twice", name)
-            .with_note(fmt::format("the other one is at line {}", known[k].at.line));
+    const auto [other, is_new] = known.emplace(name, node.at);
+    if (!is_new)
+      return fail(at, "the program {} is there twice", name)
+          .with_note(fmt::format("the other one is at line {}", other->second.line));
     return ok_status();
   }
-  static Status read_work(const Node& node, MeasuredTimes::Measured& one) {
+  // `passes` counts those of the programs before it, too.
+  static Status read_work(const Node& node, MeasuredTimes::Measured& one, int64_t& passes) {
     PIPER_ASSIGN(const Node* list, value_of(node, "work", Node::Kind::kList, "a list"));
-    constexpr int64_t kMostPasses = 1 << 20;
+    constexpr int64_t kMostPasses = 1 << 22;
     for (const Node& text : list->items) {
       const auto pass = parse_pass(text.text);
-      if (!pass || pass->first + std::ssize(one.work) > kMostPasses)
+      if (!pass || pass->first > kMostPasses - passes)
         return fail(text.at, "{} is not the work of a pass", yaml::found(text))
             .with_note("help: formats/profile.md says how 'work' is written");
+      passes += pass->first;
       one.work.insert(one.work.end(), static_cast<size_t>(pass->first), pass->second);
     }
     return ok_status();

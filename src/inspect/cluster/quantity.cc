@@ -84,6 +84,7 @@ Result<double> read_quantity(const yaml::Node& node, std::string_view key, Quant
       continue;
     }
     const double value = number * one.size;
+    if (!std::isfinite(value)) return wrong();
     if (what == Quantity::kShare && value > 1)
       return fail(node.at, "'{}' must be a share of at most 1, not {}", key, yaml::found(node));
     return value;

@@ -11,6 +11,7 @@
 
 #include "files.h"
 #include "piper/base/data.h"
+#include "piper/base/folders.h"
 
 namespace piper {
 namespace {
@@ -198,19 +199,7 @@ Status exchange(const std::string& built, const std::string& target,
     if (rename(built.c_str(), target.c_str()) != 0) return storage(target, "write", errno);
     return ok_status();
   }
-  if (renameat2(AT_FDCWD, built.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
-    remove_set(built, old);
-    return ok_status();
-  }
-  if (errno != EINVAL && errno != ENOSYS) return storage(target, "replace", errno);
-  // A file system that cannot exchange: two renames, and the old set back if the second fails.
-  const std::string aside = built + ".old";
-  if (rename(target.c_str(), aside.c_str()) != 0) return storage(target, "replace", errno);
-  if (rename(built.c_str(), target.c_str()) != 0) {
-    const int problem = errno;
-    (void)rename(aside.c_str(), target.c_str());
-    return storage(target, "replace", problem);
-  }
+  PIPER_ASSIGN(const std::string aside, replace_folder(built, target));
   remove_set(aside, old);
   return ok_status();
 }

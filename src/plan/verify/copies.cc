@@ -129,7 +129,15 @@ class Copies : public BufferWalk<uint64_t> {
     const Instruction& one = section_.at(members[0]);
     uint64_t all = 0;
     for (Spot member : members) all = join_symbols(all, held(member, a));
-    all = join_symbols(all, static_cast<uint64_t>(one.kind));
+    for (const int64_t how :
+         {static_cast<int64_t>(one.kind), static_cast<int64_t>(one.reduction), int64_t{one.dim},
+          int64_t{one.outer}, int64_t{one.to_dim}, int64_t{one.to_outer}, int64_t{one.turn},
+          static_cast<int64_t>(one.scaled), int64_t{one.block}, int64_t{one.first},
+          int64_t{one.count}})
+      all = join_symbols(all, static_cast<uint64_t>(how));
+    // Where the device's library adds, the order is that of the communicator.
+    if (one.fast)
+      for (Spot member : members) all = join_symbols(all, static_cast<uint64_t>(member.cell));
     for (int32_t axis : role(members[0].cell).groups[one.group].axes)
       all = join_symbols(all, static_cast<uint64_t>(axis));
     return all;

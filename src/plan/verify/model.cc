@@ -305,6 +305,8 @@ struct Taken {
 Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device, Taken taken) {
   PIPER_ASSIGN(Model model, make_model(set));
   model.trains = taken.trains, model.is_apart = taken.is_apart;
+  // Without outer updates "site.0.weight" is a name as any other.
+  if (!model.is_apart) model.site_of.assign(model.targets.size(), -1);
   const bool overlap = model.cells[0].role->steps_ahead > 0;
   std::unique_ptr<Single> single;
   if (one_device) {

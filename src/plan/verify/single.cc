@@ -208,11 +208,12 @@ class EffectCheck {
   }
   // Checks that one device rounds terms of replicas in the blocks in which ranks send them.
   void check_rounded() {
+    if (effects_.uneven.valid())
+      add("{} has terms of a sum of which others travel in another form", name(effects_.uneven));
     const auto& wanted = single_->effects.rounded;
     for (const auto& [how, place] : effects_.rounded)
       if (!wanted.contains(how))
-        return add("{} sends terms of a sum in other blocks than one device rounds them in",
-                   name(place));
+        return add("{} rounds terms of a sum otherwise than one device does", name(place));
     for (const auto& [how, place] : wanted)
       if (!effects_.rounded.contains(how))
         return add("one device rounds terms of a sum, in {}, which no rank sends so",

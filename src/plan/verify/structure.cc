@@ -89,7 +89,7 @@ void check_slices(const Model& model, std::span<const Section> sections, int32_t
       int64_t elements = 0;
       int32_t last = 0;  // the slice that ends there
     };
-    std::unordered_map<int32_t, Summed> summed;  // by buffer
+    std::map<int32_t, Summed> summed;  // by buffer
     for (int32_t i = 0; i < static_cast<int32_t>(section.steps[cell].size()); ++i) {
       const Instruction& one = section.at({cell, i});
       if (one.count == 0 && summed.empty()) continue;  // most plans have no slices

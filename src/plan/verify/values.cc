@@ -227,8 +227,7 @@ std::string word_of(std::string_view op, const Attrs& attrs) {
   const auto& [name, value] = items.front();
   if (const auto* text = std::get_if<std::string>(&value)) return fmt::format("{}:{}", op, *text);
   const auto* flag = std::get_if<int64_t>(&value);
-  if (!flag || *flag < 0 || *flag > 1) return std::string(op) + print_attrs(attrs);
-  return *flag ? fmt::format("{}:{}", op, name) : std::string(op);
+  return flag && *flag == 1 ? fmt::format("{}:{}", op, name) : std::string(op) + print_attrs(attrs);
 }
 
 uint64_t slope_symbol(std::string_view form, uint64_t x) {

@@ -16,7 +16,7 @@ namespace piper {
 bool renames(const Program& program, const ProgramOp& op);
 // Returns the attributes except these.
 Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names);
-// Returns an op with its attributes in the form that Pointwise expressions have.
+// Returns an op with all its attributes, in short: "Cast:bf16". What absence means differs by op.
 std::string word_of(std::string_view op, const Attrs& attrs);
 // Returns the symbol of Gelu's derivative at x, the factor of its gradient.
 uint64_t slope_symbol(std::string_view form, uint64_t x);
@@ -36,7 +36,8 @@ uint64_t round_in_blocks(uint64_t symbol, const InBlocks& in, const Shape& shape
 struct WholeShapes {
   std::unordered_map<uint64_t, std::vector<Shape>> made;
   std::unordered_map<uint64_t, std::vector<std::vector<Shape>>> operands;
-  std::unordered_map<uint64_t, int64_t> extents;  // of ops on parts of a loop: its attribute `whole`
+  std::unordered_map<uint64_t, int64_t>
+      extents;  // of ops on parts of a loop: its attribute `whole`
 };
 // Returns the symbol of a rank's position along axes, and of sums of such.
 inline uint64_t position_symbol() { return symbol_of("position"); }

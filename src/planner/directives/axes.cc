@@ -55,14 +55,22 @@ void drop_single(const Strategy& strategy, Over& over, Explanations& out) {
   *over.axes = std::move(left);
 }
 
-// Returns what keeps the axes from being one, in words with its place; empty: nothing. For replicas
-// other entries of `replicate` do not.
-std::string apart(Strategy& strategy, const Axes& axes, bool of_replicas = false) {
+// Returns which directive names one of the axes without the others, in words with its place; empty:
+// none does.
+std::string named_alone(Strategy& strategy, const Axes& axes) {
   for (const Over& other : overs_of(strategy))
-    for (const std::string& name : *other.axes)
-      if (*other.axes != axes && contains(axes, name) &&
-          !(of_replicas && std::string_view(other.directive) == "replicate"))
-        return fmt::format("line {} names '{}' without the others", other.over_at.line, name);
+    for (const std::string& name : *other.axes) {
+      if (*other.axes == axes || !contains(axes, name)) continue;
+      return fmt::format("line {} names {}", other.over_at.line,
+                         std::ranges::is_permutation(*other.axes, axes)
+                             ? fmt::format("[{}]", join(*other.axes, ", "))
+                             : fmt::format("'{}' without the others", name));
+    }
+  return "";
+}
+
+// Returns what keeps the ranks of the axes from being numbered as those of one, likewise.
+std::string apart(const Strategy& strategy, const Axes& axes) {
   for (const Split& split : strategy.splits)
     if (contains(axes, split.within))
       return fmt::format("'split' at line {} names '{}'", split.within_at.line, split.within);
@@ -213,15 +221,14 @@ Result<Strategy> join_axes(Strategy strategy, Explanations& out) {
       continue;
     }
     const std::string why = apart(strategy, axes);
-    const bool of_replicas = std::string_view(over.directive) == "replicate";
-    if (!why.empty() && of_replicas && !apart(strategy, axes, true).empty())
+    if (!why.empty() && std::string_view(over.directive) == "replicate")
       return fail(over.over_at, "not supported: replicas over [{}], which are no axis together",
                   join(axes, ", "))
-          .with_note(apart(strategy, axes, true))
+          .with_note(why)
           .with_note(
-              "help: axes of replicas are side by side in the mesh and named together; a "
-              "'replicate' for each of them sums along one after the other");
-    if (!why.empty()) continue;
+              "help: axes of replicas are side by side in the mesh, in this order; a 'replicate' "
+              "for each of them sums along one after the other");
+    if (!why.empty() || !named_alone(strategy, axes).empty()) continue;
     make_one(strategy, axes);
     out.push_back({over.at,
                    over.directive,
@@ -230,10 +237,11 @@ Result<Strategy> join_axes(Strategy strategy, Explanations& out) {
   }
   std::vector<ShardRule> rules;
   for (const ShardRule& rule : strategy.shards) {
+    const std::string alone = named_alone(strategy, rule.over);
     if (rule.attention && rule.over.size() > 1)
       return fail(rule.over_at, "not supported: attention over [{}], which are no axis together",
                   join(rule.over, ", "))
-          .with_note(apart(strategy, rule.over))
+          .with_note(alone.empty() ? apart(strategy, rule.over) : alone)
           .with_note("help: a line for each axis, one by heads and one by ring perhaps");
     std::ranges::move(one_by_one(rule), std::back_inserter(rules));
   }

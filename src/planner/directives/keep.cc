@@ -190,16 +190,25 @@ Kept keep_least(const Graph& graph, const std::vector<int32_t>& tags,
 void put_copies_in_order(Graph& graph, size_t count) {
   std::vector<NodeId> order;
   std::vector<bool> placed(graph.nodes.size());
-  const auto place = [&](const auto& self, size_t n) -> void {
+  std::vector<std::pair<size_t, size_t>> open;  // nodes, with the next input of each to look at
+  for (size_t n = 0; n < placed.size(); ++n) {
+    if (placed[n]) continue;
     placed[n] = true;
-    for (ValueId input : graph.nodes[n].inputs)
-      if (const NodeId from = input.valid() ? graph.value(input).producer : NodeId();
-          from.valid() && from.index() >= count && !placed[from.index()])
-        self(self, from.index());
-    order.emplace_back(n);
-  };
-  for (size_t n = 0; n < placed.size(); ++n)
-    if (!placed[n]) place(place, n);
+    open.emplace_back(n, 0);
+    while (!open.empty()) {
+      auto& [at, next] = open.back();
+      if (next == graph.nodes[at].inputs.size()) {
+        order.emplace_back(at);
+        open.pop_back();
+        continue;
+      }
+      const ValueId input = graph.nodes[at].inputs[next++];
+      const NodeId from = input.valid() ? graph.value(input).producer : NodeId();
+      if (!from.valid() || from.index() < count || placed[from.index()]) continue;
+      placed[from.index()] = true;
+      open.emplace_back(from.index(), 0);
+    }
+  }
   graph.put_in_order(order);
 }
 

@@ -130,10 +130,13 @@ void Loads::find_parts(const Graph& graph, const BalanceRule& balance, const Job
       return costs.place_of(tagged, tags);
     };
     std::vector<double>& shares = shares_.emplace_back(regions_.size());
+    std::vector<decltype(place_of(tag, 0))> places;  // by region
+    for (size_t r = 0; r < regions_.size(); ++r) places.push_back(place_of(tag, r));
     for (size_t k = 0; k < static_cast<size_t>(split.into); ++k) {
+      const auto of_part = place_of(part, k);
       std::vector<size_t> beside;  // regions on the device of the part, which share its load
       for (size_t r = 0; r < regions_.size(); ++r)
-        if (place_of(tag, r) == place_of(part, k)) beside.push_back(r);
+        if (places[r] == of_part) beside.push_back(r);
       for (const size_t r : beside)
         shares[r] += 1 / static_cast<double>(split.into) / static_cast<double>(beside.size());
     }

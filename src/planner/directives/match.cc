@@ -349,6 +349,16 @@ Error TaskMatcher::nothing(const Where& where, const SourceSpan& at,
       error = with_deeper(std::move(error), *glob, names);
     break;
   }
+  for (size_t c = 0; where.size() > 1 && c < where.size(); ++c) {
+    Where others = where;
+    others.erase(others.begin() + static_cast<ptrdiff_t>(c));
+    const auto found = find(others, {});
+    if (!found || found->empty()) continue;
+    error.notes.push_back(fmt::format(
+        "{} task{} all conditions but '{}'{}", found->size(),
+        found->size() == 1 ? " meets" : "s meet", where[c].tag,
+        where[c].tag == "pass" ? ": what several passes read or make together has none" : ""));
+  }
   std::set<InstructionKind> kinds;
   for (const Task& task : dag_.tasks) kinds.insert(task.kind);
   std::vector<std::string> names;
@@ -384,16 +394,41 @@ std::string place_of(const SourceSpan& at) {
   return fmt::format("{}:{}:{}", at.file.substr(at.file.rfind('/') + 1), at.line, at.column);
 }
 
-std::string ranges(const std::vector<int32_t>& numbers) {
+std::string line_of(const SourceSpan& at, const SourceSpan& from) {
+  return at.file == from.file ? fmt::format("line {}", at.line) : place_of(at);
+}
+
+namespace {
+
+using Ranges = std::vector<std::pair<int32_t, int32_t>>;  // first and last
+
+std::string to_text(const Ranges& ranges) {
   std::string text;
-  for (size_t i = 0; i < numbers.size();) {
-    size_t end = i + 1;
-    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
-    text += fmt::format("{}{}", text.empty() ? "" : ", ", numbers[i]);
-    if (end > i + 1) text += fmt::format(" to {}", numbers[end - 1]);
-    i = end;
-  }
+  for (const auto& [first, last] : ranges)
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", first,
+                        last > first ? fmt::format(" to {}", last) : "");
   return text;
+}
+
+// Returns the runs of values that follow one another, and what lacks between 0 and the last.
+std::pair<Ranges, Ranges> runs_of(const std::set<int32_t>& values) {
+  Ranges runs, missing;
+  int32_t next = 0;
+  for (const int32_t value : values) {
+    if (value > next) missing.emplace_back(next, value - 1);
+    if (!runs.empty() && runs.back().second == value - 1)
+      runs.back().second = value;
+    else
+      runs.emplace_back(value, value);
+    next = value + 1;
+  }
+  return {std::move(runs), std::move(missing)};
+}
+
+}  // namespace
+
+std::string ranges(const std::vector<int32_t>& numbers) {
+  return to_text(runs_of({numbers.begin(), numbers.end()}).first);
 }
 
 Error with_regions(Error error, const Dag& dag) {
@@ -403,15 +438,13 @@ Error with_regions(Error error, const Dag& dag) {
     for (const Chunk& chunk : dag.chunks)
       if (chunk.tags[t] != kNoTag) values.insert(chunk.tags[t]);
     if (values.empty()) continue;
-    std::vector<int32_t> missing;
-    for (int32_t value = 0; value < *values.rbegin(); ++value)
-      if (values.count(value) == 0) missing.push_back(value);
+    const auto [runs, missing] = runs_of(values);
     const std::string& tag = dag.region_tags[t];
     if (tag == kSpanOfParts) continue;
-    error.notes.push_back(fmt::format("'{}' is {}", tag, ranges({values.begin(), values.end()})));
+    error.notes.push_back(fmt::format("'{}' is {}", tag, to_text(runs)));
     if (!missing.empty())
       error.notes.push_back(fmt::format("no op of the model has '{}' {}: 'annotate' left it empty",
-                                        tag, ranges(missing)));
+                                        tag, to_text(missing)));
     has_gap = has_gap || !missing.empty();
   }
   error.notes.push_back(

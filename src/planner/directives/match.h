@@ -95,6 +95,8 @@ std::string of_one_rank(const Dag& dag);
 std::string place_of(const SourceSpan& at);
 // "0 to 3, 8" of ascending numbers.
 std::string ranges(const std::vector<int32_t>& numbers);
+// "line 3" of a place in the same file as `from`; else as place_of.
+std::string line_of(const SourceSpan& at, const SourceSpan& from);
 // Adds to an error about a place without work which values the region tags have, and which are left
 // out.
 Error with_regions(Error error, const Dag& dag);

@@ -114,8 +114,8 @@ Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& va
     for (const Order& order : strategy.orders) {
       PIPER_ASSIGN(const auto tags, tags_named(order));
       if (rule.what == What::kParameters && std::ranges::count(tags, "step") > 0)
-        return fail(rule.at, "not supported: parameters on the host where steps overlap (line {})",
-                    order.at.line)
+        return fail(rule.at, "not supported: parameters on the host where steps overlap ({})",
+                    line_of(order.at, rule.at))
             .with_note("help: 'what: optimizer'");
     }
     PIPER_ASSIGN(Offload offload, chooser.choose(rule));

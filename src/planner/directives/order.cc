@@ -338,10 +338,14 @@ Result<size_t> axis_of(const Dag& dag, const Order& order) {
   PIPER_ASSIGN(const int32_t found, find_axis(dag, order.each, order.at, "order"));
   const auto axis = static_cast<size_t>(found);
   if (!dag.mesh[axis].placed)
-    return fail(
-        order.at,
-        "order: no place directive uses axis '{}', so its devices have nothing to tell apart",
-        order.each);
+    return fail(order.at,
+                "order: no place directive uses axis '{}', so its devices have nothing to tell "
+                "apart",
+                order.each)
+        .with_note(
+            "help: an order is of the places of stages; a job without stages has one: mesh "
+            "{pp: 1}, annotate {balance: {tag: stage, into: 1}}, place {where: {stage: s}, "
+            "on: {pp: s}}");
   return axis;
 }
 
@@ -448,7 +452,8 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const Strategy& st
   std::vector<ComputeOrder> result;
   if (orders.empty()) return result;
   if (orders.size() > 1)
-    return fail(orders[1].at, "order: the order is already given at line {}", orders[0].at.line);
+    return fail(orders[1].at, "order: the order is already given at {}",
+                line_of(orders[0].at, orders[1].at));
   const Order& order = orders.front();
   if (order.policy) return result;
   PIPER_ASSIGN(const size_t axis, axis_of(dag, order));

@@ -143,6 +143,7 @@ int64_t OrderPool::value_of(const Entry& entry, const std::string& tag) const {
   if (tag == micro_tag_) return task(entry).micro;  // -1 of an update
   if (tag == "chunk") return entry.chunk;
   const auto it = std::find(dag_.region_tags.begin(), dag_.region_tags.end(), tag);
+  if (it == dag_.region_tags.end()) return kNoTag;  // parts of a split into one
   return chunk_of(task(entry)).tags[static_cast<size_t>(it - dag_.region_tags.begin())];
 }
 

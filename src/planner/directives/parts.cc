@@ -135,7 +135,7 @@ class PartFinder {
     if (dim < 0 || dim >= rank)
       return fail(split_.dim_at, "split: '{}' ({}) has no dim {}", quote_control(value.name), type,
                   *split_.dim)
-          .with_note(fmt::format("it is what the scope at line {} reads", at.line));
+          .with_note(fmt::format("it is what the scope at {} reads", line_of(at, split_.dim_at)));
     const int64_t extent = value.type.shape[static_cast<size_t>(dim)];
     const int64_t blocks = std::max<int64_t>(cut_.outer, 1);
     if (extent % (split_.into * blocks) != 0)
@@ -193,7 +193,8 @@ class PartFinder {
     const std::string& wanted = split_.tensor->pattern();
     return fail(split_.tensor_at, "split: no parameter that the scope reads matches '{}'{}",
                 quote_control(wanted), did_you_mean(wanted, all))
-        .with_note(fmt::format("the scope is given at line {}", split_.scope_at.line));
+        .with_note(
+            fmt::format("the scope is given at {}", line_of(split_.scope_at, split_.tensor_at)));
   }
   ValueId source_of(ValueId id) const {
     while (graph_.value(id).kind == ValueKind::kNode &&
@@ -220,10 +221,10 @@ Status check_once(const Graph& graph, const Strategy& strategy, const Split& spl
     for (size_t n = 0; tag >= 0 && n < graph.nodes.size(); ++n) {
       const Node& node = graph.nodes[n];
       if (cut.region[n] == kOutside || graph.tag(node, tag) == kNoTag) continue;
-      return fail(split.at, "split: {} '{}'{} is in parts already", node.op,
-                  quote_control(node.name),
-                  node.scope.empty() ? "" : fmt::format(" of {}", quote_control(node.scope)))
-          .with_note(fmt::format("by the split at line {}", other.at.line))
+      return fail(split.at, "split: {} is in parts already",
+                  node.scope.empty() ? fmt::format("{} '{}'", node.op, quote_control(node.name))
+                                     : fmt::format("an op of '{}'", quote_control(node.scope)))
+          .with_note(fmt::format("by the split at {}", line_of(other.at, split.at)))
           .with_note("help: scopes that share no op");
     }
   }
@@ -263,7 +264,7 @@ Result<std::vector<std::string>> parts_in_orders(const Strategy& strategy) {
         if (pass == "U" ? updates : std::ranges::count(passes, pass) > 0)
           return fail(order.at, "not supported: '{}' in an order {} parts: '{}'", pass,
                       is_named ? "that names" : "beside placed", split.as)
-              .with_note(fmt::format("the region is split at line {}", split.at.line))
+              .with_note(fmt::format("the region is split at {}", line_of(split.at, order.at)))
               .with_note(
                   "help: without it a backward takes its R itself, and sums and updates "
                   "come when their gradients are final");
@@ -280,7 +281,7 @@ Result<std::vector<std::string>> placed_parts(const Strategy& strategy) {
     const auto beside = [&](const SourceSpan& at, std::string_view what) {
       return fail(at, "not supported: {} beside parts that 'place' puts on devices: '{}'", what,
                   split.as)
-          .with_note(fmt::format("the region is split at line {}", split.at.line));
+          .with_note(fmt::format("the region is split at {}", line_of(split.at, at)));
     };
     if (!strategy.weight_versions.empty())
       return beside(strategy.weight_versions[0].at, "several versions of the weights");

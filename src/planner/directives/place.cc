@@ -168,9 +168,9 @@ class Placer {
                 "as 'on: {{{}: s % P}}'",
                 dag_.mesh[axis].name));
       if (spot.by[axis])
-        return fail(
-            place.at, "place: '{}' is already placed on {}={}{} by the directive at line {}", name,
-            dag_.mesh[axis].name, spot.coordinates[axis], of(micro), spot.by[axis]->at.line);
+        return fail(place.at, "place: '{}' is already placed on {}={}{} by the directive at {}",
+                    name, dag_.mesh[axis].name, spot.coordinates[axis], of(micro),
+                    line_of(spot.by[axis]->at, place.at));
       spot.coordinates[axis] = static_cast<int32_t>(coordinate);
       spot.by[axis] = &place;
     }

@@ -71,7 +71,10 @@ class Caster {
       if (!met) continue;
       if (chosen_[i] != kUnchosen)
         return fail(precision.at, "precision: {} at '{}' is chosen twice", node.op, node.scope)
-            .with_note("first at " + place_of(precisions_[static_cast<size_t>(chosen_[i])].at));
+            .with_note("first at " + place_of(precisions_[static_cast<size_t>(chosen_[i])].at))
+            .with_note(
+                "help: a pattern with '!' takes out what another entry names: match: "
+                "[\"**\", \"!**/lm_head/**\"]");
       chosen_[i] = static_cast<int32_t>(d);
       ++counts_[d].matched;
       found.insert(node.op);

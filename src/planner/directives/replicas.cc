@@ -15,7 +15,11 @@ int kinds_of(const Replicate& one) {
 class Chooser {
  public:
   Chooser(const Graph& step, const Strategy& strategy, const Variables& variables, Cut& cut)
-      : graph_(step), replicates_(strategy.replicates), variables_(variables), cut_(cut) {}
+      : graph_(step),
+        replicates_(strategy.replicates),
+        has_sites_(sites_of(strategy) > 1),
+        variables_(variables),
+        cut_(cut) {}
 
   Status run() {
     find_strides();
@@ -34,7 +38,8 @@ class Chooser {
       const std::string& name = graph_.params[p].name;
       PIPER_TRY(check_nested(lines, fmt::format(" of '{}'", quote_control(name))));
       cut_.rounds_of[name] = rounds_of(lines);
-      if (const auto site = site_of(name)) cut_.lines_of[site->second] = lines;  // in an evaluation
+      if (const auto site = has_sites_ ? site_of(name) : std::nullopt)
+        cut_.lines_of[site->second] = lines;  // in an evaluation
       cut_.lines_of[name] = std::move(lines);
     }
     return ok_status();
@@ -174,6 +179,7 @@ class Chooser {
 
   const Graph& graph_;
   const std::vector<Replicate>& replicates_;
+  const bool has_sites_;
   const Variables& variables_;
   Cut& cut_;
   std::vector<int64_t> stride_;             // by axis, of replicas

@@ -38,7 +38,7 @@ class Seeds {
         if (other.scope.match(node.scope))
           return fail(shard_.at, "shard: two directives say how attention in {} is done over '{}'",
                       quote_control(node.scope), cut.name)
-              .with_note(fmt::format("the other one is at line {}", other.at.line));
+              .with_note(fmt::format("the other one is at {}", line_of(other.at, shard_.at)));
     }
     if (all.empty()) return no_attention(cut.name);
     PIPER_TRY(nothing("attention", *shard_.attention, all));
@@ -237,7 +237,8 @@ Status check_divides(const Graph& graph, std::span<const AxisCut> before, const 
   for (const AxisCut& axis : before)
     for (const ShardSeed& other : axis.seeds) {
       if (other.value != seed.value || other.dim != seed.dim) continue;
-      notes.push_back(fmt::format("it is cut over '{}' at line {}", axis.name, other.at.line));
+      notes.push_back(
+          fmt::format("it is cut over '{}' at {}", axis.name, line_of(other.at, seed.at)));
       // Of an input a rank loads its own samples, all of each, and takes its own block once.
       const Value& value = graph.value(seed.value);
       const bool together = other.at.line == seed.at.line && other.at.file == seed.at.file;
@@ -285,7 +286,7 @@ Status add_seeds(const Graph& graph, AxisCut& cut, std::vector<ShardSeed> seeds)
     if (other != cut.seeds.end())
       return fail(seed.at, "shard: two directives cut '{}' over '{}'",
                   quote_control(graph.value(seed.value).name), cut.name)
-          .with_note(fmt::format("the other one is at line {}", other->at.line));
+          .with_note(fmt::format("the other one is at {}", line_of(other->at, seed.at)));
     cut.seeds.push_back(std::move(seed));
   }
   return ok_status();
@@ -308,7 +309,8 @@ Status add_capacity(const ShardRule& shard, const TrainSpec& train, AxisCut& cut
   if (!shard.capacity) return ok_status();
   if (cut.capacity && *cut.capacity != *shard.capacity)
     return fail(shard.capacity_at, "shard: two capacities over '{}'", cut.name)
-        .with_note(fmt::format("the other one is at line {}", cut.capacity_at.line));
+        .with_note(
+            fmt::format("the other one is at {}", line_of(cut.capacity_at, shard.capacity_at)));
   if (!skips_nonfinite(train))
     return fail(shard.capacity_at,
                 "shard: 'capacity' where updates do not wait for the norm of the gradients")
@@ -349,9 +351,9 @@ void add_samples(const Graph& step, const Strategy& strategy, const Cut& of_batc
   if (has_rules)
     out.push_back({over->at,
                    "replicate",
-                   {fmt::format("over {}, which 'shard' at line {} cuts, too: its ranks run one "
-                                "graph, each on its block of the samples of a microbatch",
-                                cut.name, rule->at.line)}});
+                   {fmt::format("over {}, which 'shard' at {} cuts, too: its ranks run one "
+                                "graph, each on its block of the inputs of a microbatch",
+                                cut.name, line_of(rule->at, over->at))}});
 }
 
 bool attends_by(const AxisCut& cut, AttentionBy by) {

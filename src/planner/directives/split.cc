@@ -10,10 +10,12 @@ namespace {
 // Returns the divisors of `whole` next to `wanted`, as text: "4 or 8".
 std::string nearest_divisors(int64_t whole, int64_t wanted) {
   int64_t below = 0, above = 0;
-  for (int64_t d = std::min(wanted, whole); d >= 1 && !below; --d)
-    if (whole % d == 0) below = d;
-  for (int64_t d = std::max<int64_t>(wanted, 1); d <= whole && !above; ++d)
-    if (whole % d == 0) above = d;
+  const auto see = [&](int64_t d) {
+    if (d <= wanted) below = std::max(below, d);
+    if (d >= wanted && (above == 0 || d < above)) above = d;
+  };
+  for (int64_t d = 1; d <= whole / d; ++d)
+    if (whole % d == 0) see(d), see(whole / d);
   if (below && above && below != above) return fmt::format("{} or {}", below, above);
   return std::to_string(below ? below : above);
 }
@@ -43,7 +45,10 @@ Result<int64_t> count_microbatches(const Strategy& strategy, int64_t per_replica
     if (split && per_replica / size != count)
       return fail(strategy.microbatch_size_at,
                   "train: microbatch_size {} means {} microbatches, but split says {}", size,
-                  per_replica / size, count);
+                  per_replica / size, count)
+          .with_note(
+              "help: leave one of them out; where 'rampup' makes the batch grow, "
+              "'microbatch_size' alone keeps the size of a microbatch, 'split' how many there are");
     count = per_replica / size;
   }
   if (count > kMaxMicrobatches)
@@ -130,7 +135,9 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
       dag_axis.sharded |= shard.over.front() == axis.name && axis.size > 1;
     dag_axis.twins = !axis.twins_of.empty();
     if (dag_axis.placed && dag_axis.replicated)
-      return fail(strategy.replicates.front().over_at,
+      return fail(std::ranges::find_if(strategy.replicates,
+                                       [&](const Replicate& one) { return one.is_over(axis.name); })
+                      ->over_at,
                   "replicate: axis '{}' is already used by place", axis.name);
     PIPER_TRY(check_sharded(strategy, dag_axis));
     if (!dag_axis.placed && !dag_axis.replicated && !dag_axis.sharded && axis.size > 1)

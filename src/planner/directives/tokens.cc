@@ -124,8 +124,8 @@ Result<std::vector<int64_t>> sizes_of(const Graph& step, const Strategy& strateg
                   "split: shares of {} of {} samples are no whole samples of the {} that a "
                   "microbatch has while the batch is {}",
                   join_numbers(split.sizes), wanted, tokens, step.batch)
-          .with_note(fmt::format("'rampup' at line {} begins with smaller batches",
-                                 strategy.rampup_at.line))
+          .with_note(fmt::format("'rampup' at {} begins with smaller batches",
+                                 line_of(strategy.rampup_at, split.at)))
           .with_note("help: batches of 'rampup' of which each share has whole samples");
     size = size * tokens / wanted;
   }
@@ -138,13 +138,13 @@ Status check_beside(const Strategy& strategy, const Split& split) {
     if (other.of_region())
       return fail(split.at, "not supported: a split of {} together with a split by scope",
                   words_of(split).what)
-          .with_note(fmt::format("the other split is at line {}", other.at.line))
+          .with_note(fmt::format("the other split is at {}", line_of(other.at, split.at)))
           .with_note("help: remove one of the two");
   if (split.of_samples) return ok_status();
   for (const ShardRule& shard : strategy.shards)
     if (shard.by == ShardRule::By::kRing)
       return fail(shard.at, "not supported: ring attention together with a split of tokens")
-          .with_note(fmt::format("tokens are split at line {}", split.at.line))
+          .with_note(fmt::format("tokens are split at {}", line_of(split.at, shard.at)))
           .with_note("help: write `by: gather` or `by: heads`");
   for (const Place& place : strategy.places) {
     bool names = std::ranges::any_of(place.where, [&](const auto& c) { return c.tag == split.as; });
@@ -156,7 +156,7 @@ Status check_beside(const Strategy& strategy, const Split& split) {
                   "not supported: chunks of one sample on several devices: 'place' names "
                   "'{}'",
                   split.as)
-          .with_note(fmt::format("tokens are split at line {}", split.at.line));
+          .with_note(fmt::format("tokens are split at {}", line_of(split.at, place.at)));
   }
   return ok_status();
 }

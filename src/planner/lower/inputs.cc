@@ -17,6 +17,8 @@ DataInput describe_input(const Graph& graph, ValueId id,
   if (value.batch_dim >= 0) input.type.shape[static_cast<size_t>(value.batch_dim)] *= graph.shards;
   input.low = 0;
   input.high = -1;
+  std::set<int64_t> ignored;  // by the ops that read it as indices, of which all may ignore a value
+  bool is_ignored = true;
   std::vector<ValueId> open{id};
   std::set<int32_t> seen;
   while (!open.empty()) {
@@ -33,9 +35,13 @@ DataInput describe_input(const Graph& graph, ValueId id,
       const OpDef::Indices indices = def->indices(use_of(graph, node));
       const int64_t last = indices.extent - 1;
       input.high = input.high < 0 ? last : std::min(input.high, last);
-      if (indices.ignored) input.ignore = *indices.ignored;
+      if (indices.ignored)
+        ignored.insert(*indices.ignored);
+      else
+        is_ignored = false;
     }
   }
+  if (is_ignored && ignored.size() == 1) input.ignore = *ignored.begin();
   return input;
 }
 

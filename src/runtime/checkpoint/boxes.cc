@@ -80,10 +80,12 @@ std::string print_boxes(std::span<const OwnPiece> pieces) {
     Json blocks = Json::array();
     for (const auto& [dim, outer, size, index] : piece.held.blocks)
       blocks.push_back({dim, outer, size, index});
-    json[key] = {{"shape", piece.held.whole.shape},
-                 {"blocks", blocks},
-                 {"range", {piece.held.first, piece.held.count}}};
-    if (key != piece.name) json[key]["of"] = piece.name;
+    Json entry = {{"shape", piece.held.whole.shape},
+                  {"blocks", blocks},
+                  {"range", {piece.held.first, piece.held.count}}};
+    if (key != piece.name) entry["of"] = piece.name;
+    // Its operator[] searches all keys, which differ.
+    json.get_ref<Json::object_t&>().Container::emplace_back(key, std::move(entry));
   }
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

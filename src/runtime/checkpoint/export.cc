@@ -196,8 +196,6 @@ Status write_shards(const Selection& selection, int64_t most, const std::string&
 Status write_folder(const Selection& selection, int64_t most, const std::string& folder) {
   namespace fs = std::filesystem;
   std::error_code problem;
-  if (fs::exists(folder, problem) && !fs::is_empty(folder, problem))
-    return input_error(fmt::format("'{}' is there and not empty", folder));
   const std::string built = fs::path(folder + "/").parent_path().string() + ".partial";
   fs::remove_all(built, problem);
   fs::create_directories(built, problem);
@@ -213,7 +211,7 @@ Status write_folder(const Selection& selection, int64_t most, const std::string&
 
 Result<std::string> export_checkpoint(const CheckpointReader& reader, const ExportOptions& options,
                                       const std::string& to) {
-  if (!options.huggingface) PIPER_TRY(check_new(to, options.replace));
+  PIPER_TRY(check_new(to, options.replace));
   for (size_t k = 0; k < reader.about().files.size(); ++k)
     if (Status whole = reader.verify(k); !whole)
       return std::move(whole).error().with_code(ExitCode::kRefused);

@@ -14,7 +14,9 @@ namespace piper {
 Status check_new(const std::string& file, bool replace) {
   std::error_code ignored;
   if (replace || !std::filesystem::exists(file, ignored)) return ok_status();
-  return fail("'{}' is there", file)
+  const bool is_folder = std::filesystem::is_directory(file, ignored);
+  if (is_folder && std::filesystem::is_empty(file, ignored)) return ok_status();
+  return fail("'{}' is there{}", file, is_folder ? " and not empty" : "")
       .with_code(ExitCode::kInput)
       .with_note("help: --force writes over it");
 }
@@ -22,6 +24,8 @@ Status check_new(const std::string& file, bool replace) {
 Status write_checked(const std::string& file, std::span<const NamedTensor> expected,
                      const std::function<Result<std::string>(const std::string&)>& write) {
   const std::string built = file + ".partial";
+  std::error_code ignored;
+  std::filesystem::remove(built, ignored);  // what a run that was killed has left
   const auto write_and_compare = [&]() -> Status {
     PIPER_ASSIGN(const std::string written, write(built));
     PIPER_ASSIGN(const Bytes back, map_file(built));
@@ -38,7 +42,6 @@ Status write_checked(const std::string& file, std::span<const NamedTensor> expec
   if (written && std::rename(built.c_str(), file.c_str()) != 0)
     written =
         fail("cannot write '{}': {}", file, std::strerror(errno)).with_code(ExitCode::kStorage);
-  std::error_code ignored;
   std::filesystem::remove(built, ignored);
   return written;
 }

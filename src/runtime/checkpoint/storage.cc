@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "piper/base/folders.h"
 #include "piper/runtime/checkpoint.h"
 
 namespace piper {
@@ -87,9 +88,8 @@ class FileStorage : public Storage {
     PIPER_TRY(flush_folder(built));
     if (rename(built.c_str(), folder.c_str()) != 0) {
       if (errno != ENOTEMPTY && errno != EEXIST) return refused("write", folder, errno);
-      if (renameat2(AT_FDCWD, built.c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE) != 0)
-        return refused("replace", folder, errno);
-      PIPER_TRY(remove(built));
+      PIPER_ASSIGN(const std::string old, replace_folder(built, folder));
+      PIPER_TRY(remove(old));
     }
     return flush_folder(parent_of(folder));
   }

@@ -31,9 +31,8 @@ Array make_array(std::string name, StoredArray stored, int batch_dim) {
   return array;
 }
 
-// `samples` of an error counts from the start of the batch.
-Status copy_rows(const std::string& path, const Array& array, const InputNeed& need, int64_t row,
-                 int64_t sample, int64_t at, int64_t count, std::byte* to) {
+Status copy_row(const std::string& path, const Array& array, const InputNeed& need, int64_t row,
+                int64_t at, int64_t count, std::byte* to) {
   const int64_t from_bytes = array.element.width, to_bytes = info(need.type.dtype).bytes;
   for (int64_t o = 0; o < array.outer; ++o) {
     const std::byte* from = array.data.data + (o * array.rows + row) * array.inner * from_bytes;
@@ -45,7 +44,7 @@ Status copy_rows(const std::string& path, const Array& array, const InputNeed& n
     any.low = 0, any.high = -1, any.type.dtype = DType::kI64;
     convert(from + wrong * from_bytes, array.element, reinterpret_cast<std::byte*>(&value), any, 1);
     return fail(SourceSpan{path}, "value {} of input '{}' (sample {} of {}) is outside {}", value,
-                need.name, sample, array.name, print_range(need));
+                need.name, row, array.name, print_range(need));
   }
   return ok_status();
 }
@@ -88,10 +87,10 @@ class RowFeed final : public Feed {
 
  private:
   Status copy(const SampleCut& range, std::byte* to) const {
-    if (need_.batch_dim < 0) return copy_rows(file_.path(), array_, need_, 0, 0, 0, 1, to);
+    if (need_.batch_dim < 0) return copy_row(file_.path(), array_, need_, 0, 0, 1, to);
     for (int64_t i = 0; i < range.count; ++i) {
       const int64_t row = order_.row(range.sample + i);
-      PIPER_TRY(copy_rows(file_.path(), array_, need_, row, row, i, range.count, to));
+      PIPER_TRY(copy_row(file_.path(), array_, need_, row, i, range.count, to));
     }
     return ok_status();
   }
@@ -116,10 +115,10 @@ class BatchFeed final : public Feed {
  private:
   Status copy(const SampleCut& range, std::byte* to) const {
     if (need_.batch_dim < 0)
-      return copy_rows(file_.path(), batch_of(range.sample), need_, 0, 0, 0, 1, to);
+      return copy_row(file_.path(), batch_of(range.sample), need_, 0, 0, 1, to);
     for (int64_t i = 0; i < range.count; ++i) {
       const int64_t sample = range.sample + i, row = sample % rows_;
-      PIPER_TRY(copy_rows(file_.path(), batch_of(sample), need_, row, row, i, range.count, to));
+      PIPER_TRY(copy_row(file_.path(), batch_of(sample), need_, row, i, range.count, to));
     }
     return ok_status();
   }
@@ -141,6 +140,7 @@ std::optional<std::pair<int64_t, std::string>> parse_batch_name(std::string_view
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
   if (error != std::errc() || number < 0 || end == name.data() + name.size() || *end != '/')
     return std::nullopt;
+  if (fmt::format("{}", number) != std::string_view(name.data(), end)) return std::nullopt;
   return std::pair(number, std::string(end + 1, name.data() + name.size()));
 }
 

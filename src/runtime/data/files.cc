@@ -25,8 +25,10 @@ void add_content(Digester& digester, const Bytes& file, size_t compared) {
 
 Result<std::string> content_of(const std::string& path, size_t compared) {
   PIPER_ASSIGN(const Bytes file, map_file(path));
+  const MappedRead reading(path);
   Digester digester;
   add_content(digester, file, compared);
+  PIPER_TRY(check_losses());
   return digester.digest();
 }
 

@@ -7,21 +7,28 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstring>
 #include <mutex>
+#include <thread>
 
 namespace piper {
 namespace {
 
 thread_local const char* reads = nullptr;  // path
-std::atomic<const char*> lost{nullptr};    // path of the file that was lost first
-struct sigaction before = {};              // what else is done at the signal
+enum class Lost { kNothing, kNoted, kNamed };
+std::atomic<Lost> lost{Lost::kNothing};
+char lost_path[4096] = {};     // of the file that was lost first
+struct sigaction before = {};  // what else is done at the signal
 uintptr_t page = 4096;
 
 // A page of zeros takes the place of the one that has vanished, so that the read comes to its end.
 void replace_page(int signal, siginfo_t* about, void* context) {
   const auto at = reinterpret_cast<uintptr_t>(about->si_addr) / page * page;
-  const char* none = nullptr;
-  if (reads != nullptr) lost.compare_exchange_strong(none, reads);
+  Lost none = Lost::kNothing;
+  if (reads != nullptr && lost.compare_exchange_strong(none, Lost::kNoted)) {
+    std::strncpy(lost_path, reads, sizeof lost_path - 1);
+    lost.store(Lost::kNamed);
+  }
   if (reads != nullptr && mmap(reinterpret_cast<void*>(at), page, PROT_READ,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED)
     return;
@@ -43,12 +50,13 @@ void watch_for_losses() {
     ours.sa_flags = SA_SIGINFO;
     sigaction(SIGBUS, &ours, &before);
   });
-  lost.store(nullptr);
+  lost.store(Lost::kNothing);
 }
 
 Status check_losses() {
-  const char* const path = lost.load();
-  return path == nullptr ? ok_status() : Status(loss_of(path));
+  if (lost.load() == Lost::kNothing) return ok_status();
+  while (lost.load() != Lost::kNamed) std::this_thread::yield();
+  return loss_of(lost_path);
 }
 
 Error loss_of(const std::string& path) {

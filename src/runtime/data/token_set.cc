@@ -95,6 +95,7 @@ std::string missing_separator(std::span<const TokenShard> shards) {
   for (const TokenShard& shard : shards) {
     if (!shard.separator) continue;
     token = *shard.separator;
+    const MappedRead reading(shard.file.path());
     const int64_t count = std::min(shard.tokens, kLooked);
     int64_t at = 0;
     while (at < count && shard.token(at) != token) ++at;

@@ -131,6 +131,7 @@ Status check_index(const SourceSpan& at, const Bytes& bytes, int64_t sequences, 
 Status read_index(const std::string& path, const Bytes& data, size_t compared, TokenShard& shard) {
   const SourceSpan at{path};
   PIPER_ASSIGN(const Bytes bytes, map_file(path));
+  const MappedRead reading(path);
   if (bytes.size < kIndexHeader || !as_text(bytes.span()).starts_with(kIndexMagic))
     return fail(at, "the file beside {} is no index of tokens: it does not begin with MMIDIDX",
                 shard.file.path())

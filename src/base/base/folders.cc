@@ -1,0 +1,28 @@
+// Replacing a folder.
+#include "piper/base/folders.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+namespace piper {
+
+Result<std::string> replace_folder(const std::string& built, const std::string& folder) {
+  const auto refused = [&](int problem) {
+    return fail("cannot replace '{}': {}", folder, std::strerror(problem))
+        .with_code(ExitCode::kStorage);
+  };
+  if (renameat2(AT_FDCWD, built.c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE) == 0)
+    return built;
+  if (errno != EINVAL && errno != ENOSYS) return refused(errno);
+  const std::string aside = built + ".old";
+  if (std::rename(folder.c_str(), aside.c_str()) != 0) return refused(errno);
+  if (std::rename(built.c_str(), folder.c_str()) == 0) return aside;
+  const int problem = errno;
+  (void)std::rename(aside.c_str(), folder.c_str());
+  return refused(problem);
+}
+
+}  // namespace piper
