@@ -5,6 +5,7 @@
 #include <onnx/onnx_pb.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -123,6 +124,7 @@ class HostileOnnx : public testing::Test {
       tensor.set_data_location(onnx::TensorProto::EXTERNAL);
       const std::pair<const char*, std::string> entries[] = {
           {"location", location}, {"offset", offset}, {"length", length}};
+      if (gives_weight_) model.mutable_graph()->add_output()->set_name(tensor.name());
       for (const auto& [key, value] : entries) {
         onnx::StringStringEntryProto* entry = tensor.add_external_data();
         entry->set_key(key);
@@ -131,10 +133,99 @@ class HostileOnnx : public testing::Test {
     });
   }
   fs::path folder_;
-  bool may_be_absent_ = false;
+  bool may_be_absent_ = false, gives_weight_ = false;
   std::string printed_;  // of the last model that was imported
   onnx::TensorProto::DataType type_ = onnx::TensorProto::FLOAT;
 };
+
+// An output that is an initializer has no node that could be refused for it.
+TEST_F(HostileOnnx, AnOutputWhoseDataIsNotThereIsRefused) {
+  may_be_absent_ = gives_weight_ = true;
+  EXPECT_TRUE(import_external("absent.bin")
+                  .starts_with("it computes with 'fc.weight', which is no parameter and whose data "
+                               "file is not there"));
+}
+
+TEST_F(HostileOnnx, ACountOfStepsIsAWholeNumber) {
+  onnx::ModelProto model;
+  std::ifstream in(PIPER_SOURCE_DIR "/tests/data/training/adam.onnx", std::ios::binary);
+  ASSERT_TRUE(model.ParseFromIstream(&in));
+  for (const double count : {-1.0, 0.5, 1e300, double{INFINITY}, double{NAN}}) {
+    for (auto& tensor :
+         *model.mutable_training_info(0)->mutable_algorithm()->mutable_initializer()) {
+      if (tensor.name() != "T") continue;
+      tensor.clear_raw_data();
+      tensor.clear_double_data();
+      tensor.set_data_type(onnx::TensorProto::DOUBLE);
+      tensor.add_double_data(count);
+    }
+    const std::string text = import_proto(model);
+    EXPECT_NE(text.find(fmt::format("T 'T' begins with {}, which is no number of steps", count)),
+              std::string::npos)
+        << text;
+  }
+}
+
+// ---- What is written of a model with training_info
+// ------------------------------------------------
+
+using WrittenOnnx = HostileOnnx;
+
+onnx::ModelProto written(const fs::path& model, const fs::path& to, const std::string& logits) {
+  TrainingExport training;
+  for (const char* name : {"fc.weight", "fc.bias"})
+    training.training.updates.push_back({.parameter = name, .rate = 0.1});
+  if (logits.empty()) training.output = "y";
+  if (!logits.empty()) training.cross_entropy = {.logits = logits, .labels = "labels"};
+  ImportOptions options;
+  options.batch = 2;
+  const Status done = write_onnx_training(model.string(), options, training, to.string());
+  EXPECT_TRUE(done) << print_error(done.error());
+  onnx::ModelProto made;
+  std::ifstream in(to, std::ios::binary);
+  EXPECT_TRUE(made.ParseFromIstream(&in));
+  return made;
+}
+
+TEST_F(WrittenOnnx, NamesTheDomainsOfAllNodes) {
+  onnx::ModelProto model = linear();
+  node(model, 2).set_op_type("Gelu");
+  node(model, 2).set_domain("com.microsoft");
+  write(model_path(), model.SerializeAsString());
+  const onnx::ModelProto made = written(model_path(), folder_ / "made.onnx", "");
+  std::string sets;
+  for (const auto& one : made.opset_import())
+    sets += fmt::format("{}:{} ", one.domain(), one.version());
+  EXPECT_EQ(sets, ":17 ai.onnx.preview.training:1 com.microsoft:1 ");
+}
+
+// The dim of the batch that an input of labels leaves open is that of an input with one.
+TEST_F(WrittenOnnx, LabelsHaveTheBatchOfTheSamples) {
+  const auto labels = [&](const onnx::ModelProto& model) {
+    write(model_path(), model.SerializeAsString());
+    const onnx::ModelProto made = written(model_path(), folder_ / "made.onnx", "y");
+    for (const auto& input : made.training_info(0).algorithm().input())
+      if (input.name() == "labels") return input.type().tensor_type().shape().ShortDebugString();
+    return std::string("no labels");
+  };
+  onnx::ModelProto model = linear();
+  EXPECT_EQ(labels(model), "dim { dim_param: \"batch\" }");
+  onnx::GraphProto& graph = *model.mutable_graph();
+  onnx::ValueInfoProto* shift = graph.add_input();  // the same for all samples
+  shift->set_name("shift");
+  auto* type = shift->mutable_type()->mutable_tensor_type();
+  type->set_elem_type(onnx::TensorProto::FLOAT);
+  type->mutable_shape()->add_dim()->set_dim_value(4);
+  node(model, 1).set_input(1, "shift");
+  node(model, 2).set_output(0, "r");
+  add_node(graph, "Add", {"r", "fc.bias"}, {"y"});
+  graph.mutable_input()->SwapElements(0, 1);
+  EXPECT_EQ(labels(model), "dim { dim_param: \"batch\" }");
+  model = linear();
+  model.mutable_graph()->clear_input();  // nothing is read but the labels
+  add_tensor(*model.mutable_graph(), "x", {2, 3});
+  EXPECT_EQ(labels(model), "dim { dim_value: 2 }");
+}
 
 TEST_F(HostileOnnx, TheModelItselfIsFine) { EXPECT_EQ(import_proto(linear()), "ok"); }
 

@@ -18,6 +18,19 @@ void expect_refused(std::string text, std::string_view from, const char* to, con
   EXPECT_EQ(status.error().code, ExitCode::kPlan);
 }
 
+// Where no input has a dim of samples, the batch is only a number.
+TEST(CheckRole, TheSamplesOfAStepAreANumber) {
+  auto role = parse_plan(kStage0);
+  ASSERT_TRUE(role);
+  role->batch = int64_t{1} << 50;
+  role->inputs[0].batch_dim = -1;
+  role->inputs[0].shares = 1 << 15;
+  const Status status = check_role(*role);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().message, "a step has 32768 shares of 1125899906842624 samples");
+  EXPECT_EQ(status.error().code, ExitCode::kPlan);
+}
+
 // Every edit of a good plan by one line is refused for the reason given.
 TEST(CheckRole, RefusesEachFault) {
   struct Case {

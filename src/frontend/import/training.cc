@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -120,6 +121,10 @@ Result<int64_t> TrainingReader::read_count(const OnnxNode& node, const std::stri
     const std::optional<double> start = scalar(from);
     if ((name != from && name != next) || !start || !initializer(from) || !counted(from, next))
       continue;
+    constexpr double kMostSteps = 0x1p53;
+    if (!(*start >= 0 && *start <= kMostSteps) || *start != std::floor(*start))
+      return fail("{}: its T '{}' begins with {}, which is no number of steps", node.label(),
+                  quote_control(name), *start);
     counters_.insert(from);
     return static_cast<int64_t>(*start) + (name == next);
   }

@@ -39,6 +39,7 @@ class Importer {
   Status import_node(size_t n, Rule rule);
   Status decide(size_t n);
   Result<Vals> inputs_of(size_t n);
+  Result<Val> value_of(const std::string& name) const;
   Result<Val> input_of(size_t n, size_t i);
   Result<Val> param_at_use(const ParamUse& use);
   void name_results(size_t n, const Vals& results, size_t first_node);
@@ -98,6 +99,15 @@ Result<Val> Importer::param_at_use(const ParamUse& use) {
   return derive(emit_, use.derivation, std::move(val));
 }
 
+Result<Val> Importer::value_of(const std::string& name) const {
+  if (const auto known = values_.find(name); known != values_.end()) return known->second;
+  return fail("it computes with '{}', which is no parameter and whose data file is not there",
+              quote_control(name))
+      .with_note(
+          "help: what follows from such a number cannot be known: keep it in the model file, "
+          "as tools/export.py does with weights=False");
+}
+
 Result<Val> Importer::input_of(size_t n, size_t i) {
   const auto use = std::lower_bound(recovery_.uses.begin(), recovery_.uses.end(), std::pair(n, i),
                                     [](const ParamUse& u, const std::pair<size_t, size_t>& at) {
@@ -105,13 +115,7 @@ Result<Val> Importer::input_of(size_t n, size_t i) {
                                     });
   if (use != recovery_.uses.end() && use->node == n && use->input == i) return param_at_use(*use);
   const std::string& name = model_.nodes[n].inputs[i];
-  if (name.empty()) return Val();
-  if (const auto known = values_.find(name); known != values_.end()) return known->second;
-  return fail("it computes with '{}', which is no parameter and whose data file is not there",
-              quote_control(name))
-      .with_note(
-          "help: what follows from such a number cannot be known: keep it in the model file, "
-          "as tools/export.py does with weights=False");
+  return name.empty() ? Val() : value_of(name);
 }
 
 Result<Vals> Importer::inputs_of(size_t n) {
@@ -223,7 +227,7 @@ Status Importer::import_node(size_t n, Rule rule) {
 Status Importer::add_outputs() {
   auto first = static_cast<std::ptrdiff_t>(recovery_.params.size());
   for (const std::string& name : model_.outputs) {
-    const Val& val = values_.at(name);
+    PIPER_ASSIGN(const Val val, value_of(name));
     if (val.kind == Val::Kind::kSequence)
       return fail("the output '{}' is a sequence", quote_control(name));
     PIPER_ASSIGN(const Val full, emit_.exact(val));
@@ -279,7 +283,8 @@ ValueId Importer::add_state(const ChangedBuffer& changed, const Val& now) {
 // At the end of the step a buffer is what forward has made of it.
 Status Importer::change_buffers() {
   for (const ChangedBuffer& changed : recovery_.changed) {
-    PIPER_ASSIGN(const Val now, emit_.exact(values_.at(changed.value)));
+    PIPER_ASSIGN(const Val made, value_of(changed.value));
+    PIPER_ASSIGN(const Val now, emit_.exact(made));
     const auto param = std::find_if(graph_.params.begin(), graph_.params.end(),
                                     [&](const Param& p) { return p.name == changed.name; });
     if (param == graph_.params.end() && changed.read) continue;  // excluded

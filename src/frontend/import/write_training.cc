@@ -162,10 +162,18 @@ Result<std::string> Writer::loss(const CrossEntropyExport& loss) {
   if (std::none_of(model_.inputs.begin(), model_.inputs.end(), known)) {
     OnnxInput labels{loss.labels, DType::kI64, {}};
     for (size_t d = 0; d + 1 < shape.size(); ++d) labels.dims.push_back({shape[d], ""});
-    const int batch_dim = graph_.value(graph_.inputs[0]).batch_dim;
-    if (batch_dim >= 0 && static_cast<size_t>(batch_dim) < labels.dims.size())
-      labels.dims[static_cast<size_t>(batch_dim)] =
-          model_.inputs[0].dims[static_cast<size_t>(batch_dim)];
+    // The dim of the batch is left open where it is so of the model's inputs.
+    const auto batched = std::find_if(graph_.inputs.begin(), graph_.inputs.end(),
+                                      [&](ValueId id) { return graph_.value(id).batch_dim >= 0; });
+    if (batched != graph_.inputs.end()) {
+      const auto dim = static_cast<size_t>(graph_.value(*batched).batch_dim);
+      const auto input = std::find_if(
+          model_.inputs.begin(), model_.inputs.end(),
+          [&](const OnnxInput& one) { return one.name == graph_.value(*batched).name; });
+      if (dim < labels.dims.size() && input != model_.inputs.end() &&
+          labels.dims[dim].value == graph_.value(*batched).type.shape[dim])
+        labels.dims[dim] = input->dims[dim];
+    }
     add_input(*step_, labels);
   }
   const int64_t rows[] = {-1, shape.back()}, flat[] = {-1};
@@ -296,6 +304,14 @@ Result<onnx::ModelProto> Writer::run(const TrainingExport& training) {
   onnx::OperatorSetIdProto& preview = *proto_.add_opset_import();
   preview.set_domain(std::string(kTrainingDomain));
   preview.set_version(1);
+  std::set<std::string> others;  // such as com.microsoft, whose operators have one version
+  for (const OnnxNode& node : model_.nodes)
+    if (!node.domain.empty() && node.domain != kTrainingDomain) others.insert(node.domain);
+  for (const std::string& domain : others) {
+    onnx::OperatorSetIdProto& opset = *proto_.add_opset_import();
+    opset.set_domain(domain);
+    opset.set_version(1);
+  }
   forward();
   PIPER_TRY(algorithm(training));
   return std::move(proto_);
