@@ -195,6 +195,33 @@ TEST_F(Checkpoints, OptimizersWithOtherStatesAreRefusedAndBranch) {
       << branched.second;
 }
 
+// Older versions of weights follow from newer ones; what the model calls so does not.
+TEST_F(Checkpoints, AParameterCalledAsAnOlderVersionIsNotLeftOut) {
+  std::ofstream(path("named.yaml"))
+      << "piper: 1\ntrain: {global_batch: 12, optimizer: {sgd: {lr: 0.01}}}\n";
+  std::ifstream in(PIPER_SOURCE_DIR "/tests/data/small_gpt/model.onnx", std::ios::binary);
+  const std::string model(std::istreambuf_iterator<char>(in), {});
+  for (const std::string now : {"lm_head.w8.previous1", "lm_head.w8.previous2"}) {
+    std::string renamed = model;
+    const std::string before = "model.lm_head.weight";
+    for (size_t at = 0; (at = renamed.find(before, at)) != renamed.npos;)
+      renamed.replace(at, now.size(), now);
+    std::ofstream(path(now + ".onnx"), std::ios::binary) << renamed;
+    const auto compiled =
+        run_shell(fmt::format("{}/bin/piperc {}.onnx {} -o {} --no-oracles 2>&1", PIPER_BINARY_DIR,
+                              path(now), path("named.yaml"), path(now)));
+    ASSERT_EQ(compiled.first, 0) << compiled.second;
+  }
+  const auto saved = run("lm_head.w8.previous1", "--steps 2 --checkpoint " + path("called"));
+  ASSERT_EQ(saved.first, 0) << saved.second;
+  const auto [code, text] =
+      run("lm_head.w8.previous2", "--steps 3 --accept model --resume " + path("called"));
+  EXPECT_EQ(code, 2) << text;
+  for (const char* line :
+       {"'lm_head.w8.previous2' is not in the checkpoint", "'lm_head.w8.previous1' is in the "})
+    EXPECT_NE(text.find(line), std::string::npos) << text;
+}
+
 // ---- Folders ------------------------------------------------------------------------------------
 
 TEST_F(Checkpoints, ADamagedOneIsNamedAndTheOneBeforeIsTaken) {

@@ -446,6 +446,32 @@ TEST_F(Jobs, GoOnBitForBit) {
   }
 }
 
+// A name ends no label of Prometheus' text.
+TEST_F(Jobs, NamesOfSetsAreEscaped) {
+  expect_runs("--steps 2 --eval-every 2 --out " + path("named") +
+              " --eval-data 'a\"b\\c=" + file_of("valid.safetensors") + "'");
+  EXPECT_NE(read("named/metrics.prom").find("piper_evaluation_loss{set=\"a\\\"b\\\\c\"} "),
+            std::string::npos)
+      << read("named/metrics.prom");
+}
+
+TEST_F(Jobs, ASetWithoutLabelsHasNoLossAndSaysSo) {
+  auto tensors = read_safetensors(std::string(kFolder) + "valid.safetensors");
+  ASSERT_TRUE(tensors);
+  const std::vector<int64_t> none(48, -100);
+  std::erase_if(*tensors, [](const auto& one) { return !one.name.starts_with("batch/"); });
+  for (NamedTensor& one : *tensors)
+    if (one.name.ends_with("labels")) one.data = Bytes::copy_of(none.data(), 48 * sizeof(int64_t));
+  ASSERT_TRUE(write_safetensors(path("ignored.safetensors"), *tensors));
+  const auto [code, output] =
+      run("--steps 2 --eval-every 2 --eval-data " + path("ignored.safetensors"));
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find("warning: evaluation of 'valid' after step 2: no label of its 3 batches "
+                        "counts, so there is no loss"),
+            std::string::npos)
+      << output;
+}
+
 // What --eval-ema finds is what an evaluation finds of a file with the averages in the parameters'
 // place, under strategies that hold parameters and averages alike and otherwise.
 TEST_F(Jobs, AveragesAreEvaluated) {

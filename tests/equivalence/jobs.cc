@@ -235,9 +235,9 @@ double largest_difference(const Trained& a, const Trained& b) {
     for (size_t i = 0; i < n; ++i) {
       size = std::max(size, std::abs(at(other, i)));
       const double apart = std::abs(at(tensor, i) - at(other, i));
-      if (!(apart <= difference)) difference = apart;  // also where one is no number
+      difference = std::isnan(apart) ? INFINITY : std::max(difference, apart);
     }
-    if (!(difference / size <= worst)) worst = difference / size;
+    worst = std::isfinite(difference) ? std::max(worst, difference / size) : INFINITY;
   }
   return worst;
 }
@@ -255,7 +255,7 @@ double tensor_error(const NamedTensor& got, const NamedTensor& want) {
   for (size_t i = 0; i < n; ++i) {
     const double own = is_f64 ? wide[i] : static_cast<double>(a[i]);
     difference = std::max(difference, std::abs(own - b[i]));
-    if (std::isnan(own)) return INFINITY;
+    if (std::isnan(own - b[i])) return INFINITY;
     size = std::max(size, std::abs(static_cast<double>(b[i])));
   }
   return difference / size;

@@ -30,6 +30,9 @@ TEST_F(Restarts, WithoutANewStepTheyEnd) {
   EXPECT_NE(refused.second.find("was started 3 times after step 2 without a new checkpoint"),
             std::string::npos)
       << refused.second;
+  EXPECT_NE(refused.second.find("and '--max-restarts-without-step 2' allows no more"),
+            std::string::npos)
+      << refused.second;
   std::filesystem::remove(folder + "/.starts");
   const auto good = run("ddp", flags);
   EXPECT_EQ(good.first, 0) << good.second;

@@ -312,6 +312,11 @@ TEST_F(Switch, ABatchGrowsByTheStrategy) {
     EXPECT_EQ(read("ours"), read("resumed")) << step;
   }
   EXPECT_EQ(run("grows", "--steps 2").first, 0);
+  const auto compared = run("grows", "--steps 7 --verify-against single");
+  EXPECT_EQ(compared.first, 2);
+  EXPECT_NE(compared.second.find(path("grows") + " has plans for each stage of a batch that grows"),
+            std::string::npos)
+      << compared.second;
   const auto refused = run("grows", "--steps 7" + switched("b24", 6));
   EXPECT_EQ(refused.first, 2);
   EXPECT_NE(refused.second.find("--switch and further plans do not go together with it"), std::string::npos) << refused.second;

@@ -417,6 +417,36 @@ TEST(Checkpoint, APieceThatLacksIsNamedWithItsFirstElement) {
   EXPECT_FALSE(reader->read("v", high, to));
 }
 
+TEST(Checkpoint, AStateMayBeCalledAsAPieceOfAnotherIs) {
+  const Folder folder;
+  const TensorType type{DType::kF32, {4}};
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  const auto* data = reinterpret_cast<const std::byte*>(values.data());
+  Checkpoint about = at_step(1);
+  const std::string made = folder.path() + "/" + checkpoint_name(1);
+  const Held whole{type, {}, 0, 4}, first{type, {}, 0, 1}, second{type, {}, 1, 1},
+      rest{type, {}, 2, 2};
+  const OwnPiece own[] = {{"w", first, data, 1},
+                          {"w", second, data + 4, 1},
+                          {"w#1", whole, data + 16, 4},
+                          {"w", rest, data + 8, 2},
+                          {"w#2", whole, data + 32, 4}};
+  const auto file = write_rank_file(file_storage(), made, 0, own);
+  ASSERT_TRUE(file);
+  about.files.push_back(*file);
+  folder.write(checkpoint_name(1) + "/checkpoint.json", print_checkpoint(about));
+  const auto reader = CheckpointReader::open(file_storage(), made);
+  ASSERT_TRUE(reader) << print_error(reader.error());
+  size_t at = 0;
+  for (const char* name : {"w", "w#1", "w#2"}) {
+    std::vector<float> read(4);
+    const Status got = reader->read(name, whole, reinterpret_cast<std::byte*>(read.data()));
+    ASSERT_TRUE(got) << print_error(got.error());
+    EXPECT_EQ(read, std::vector<float>(values.begin() + at, values.begin() + at + 4)) << name;
+    at += 4;
+  }
+}
+
 TEST(Checkpoint, PiecesMayOverlap) {
   const Folder folder;
   const TensorType type{DType::kI64, {100}};

@@ -262,6 +262,19 @@ TEST_F(ProfileOfProcesses, IsThatOfThreadsButForTheLink) {
   EXPECT_EQ(profile_of(kMpi + ("mpirun -n 2 " + run)), with_link(threads, "mpi"));
 }
 
+// The first steps after a load are slow whatever their number.
+TEST_F(ProfileOfProcesses, AResumedJobWarmsUpToo) {
+  SKIP_UNDER_THREAD_SANITIZER();
+  const std::string kept = at("kept"), profile = " --profile " + at("p.json");
+  ASSERT_EQ(run_shell(piper_run("--steps 4 --checkpoint " + kept) + " 2>&1").first, 0);
+  EXPECT_EQ(profile_of(piper_run("--steps 9 --resume " + kept + profile)).at("step").at("count"),
+            2);
+  const auto [code, output] =
+      run_shell(piper_run("--steps 4 --resume " + kept + profile) + " 2>&1");
+  EXPECT_EQ(code, 2) << output;
+  EXPECT_NE(output.find("error: --profile has nothing to time"), std::string::npos) << output;
+}
+
 TEST_F(ProfileOfProcesses, WhatCannotBeIsRefused) {
   SKIP_UNDER_THREAD_SANITIZER();
   const auto expect = [&](const std::string& flags, int wanted, const std::string& said) {

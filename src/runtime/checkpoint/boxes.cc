@@ -63,10 +63,16 @@ bool take_held(const Json& json, Held& held) {
 
 std::vector<std::string> keys_of(std::span<const OwnPiece> pieces) {
   std::map<std::string_view, int64_t> counts;
+  for (const OwnPiece& piece : pieces) counts[piece.name] = 0;
   std::vector<std::string> keys;
   for (const OwnPiece& piece : pieces) {
-    const int64_t before = counts[piece.name]++;
-    keys.push_back(before == 0 ? piece.name : fmt::format("{}#{}", piece.name, before));
+    int64_t& before = counts[piece.name];
+    std::string key = piece.name;
+    // A state may be called as a further piece of another one would be.
+    for (; before > 0 && counts.contains(key); ++before)
+      key = fmt::format("{}#{}", piece.name, before);
+    before = std::max<int64_t>(before, 1);
+    keys.push_back(std::move(key));
   }
   return keys;
 }

@@ -80,9 +80,8 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
   facts.sums_otherwise = adds_otherwise(executor.role()) ? 1 : 0;
   facts.room = room_of(executor.role());
   if (peak > 0) {
-    PIPER_ASSIGN(const double flops, model_flops(executor.role()));
-    facts.step_flops = static_cast<int64_t>(flops);
-    facts.peak_flops = static_cast<int64_t>(peak);
+    PIPER_ASSIGN(facts.step_flops, model_flops(executor.role()));
+    facts.peak_flops = peak;
   }
   for (int k = 0; k < kValues; ++k)
     facts.source[k] = reports(executor.role(), kNames[k]) ? control.rank() : control.world();
@@ -107,7 +106,7 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
 
 std::optional<double> BetweenSteps::mfu(double seconds) const {
   if (facts_.peak_flops == 0 || seconds <= 0) return std::nullopt;
-  return static_cast<double>(facts_.step_flops) / static_cast<double>(facts_.peak_flops) / seconds;
+  return facts_.step_flops / facts_.peak_flops / seconds;
 }
 
 Status BetweenSteps::collect(const Executor& executor, StepMetrics& metrics) {

@@ -56,8 +56,8 @@ class BetweenSteps {
     int64_t peak_bytes = 0;        // the largest of any
     int64_t taken_bytes = 0;       // of the device, after load: the most of any
     int64_t sums_otherwise = 0;
-    int64_t room = 0;                        // the least of any
-    int64_t step_flops = 0, peak_flops = 0;  // of all together
+    int64_t room = 0;                       // the least of any
+    double step_flops = 0, peak_flops = 0;  // of all together
   };
   Control* control_ = nullptr;
   Facts facts_;

@@ -18,7 +18,7 @@ class RankWriter {
   // Copies the states and begins to write them below `folder`. Not while one is being written.
   Status begin(const std::string& folder, int64_t step);
   bool is_writing() const { return writing_.load(std::memory_order_acquire); }
-  // Returns what was written, when it is.
+  // Returns what was written, when it is: a file without a name where this rank writes no state.
   Result<CheckpointFile> finish();
 
  private:

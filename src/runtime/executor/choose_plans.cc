@@ -35,12 +35,12 @@ Status take_stages(RunOptions& options) {
   };
   if (!options.switches.empty() || !options.other_plans.empty())
     return refuse("--switch and further plans do not go together with it");
-  options.plan = folder.sets[0].directory;
   for (const PlanFolder::Set& stage : std::span(folder.sets).subspan(1))
     if (stage.first_step < options.job.steps && !options.evaluate_only)
       options.switches.push_back({stage.directory, stage.first_step});
   if (!options.switches.empty() && options.job.verify.against != VerifyAgainst::kNone)
     return refuse("--verify-against compares the steps of one of them");
+  options.plan = folder.sets[0].directory;
   return ok_status();
 }
 

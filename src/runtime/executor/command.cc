@@ -135,6 +135,8 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
                              options.job.steps)
                      .c_str(),
                  stderr);
+    if (!options.profile.empty() && start.step >= options.job.steps)
+      return usage("--profile has nothing to time");
     for (BatchSource* source : {loaded.data.get(), loaded.reference_data.get()})
       if (source != nullptr) PIPER_TRY(source->begin_at(start.step, start.samples));
   }

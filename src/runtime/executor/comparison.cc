@@ -65,6 +65,14 @@ std::optional<double> least_eps(const PlanSet& set) {
   return least;
 }
 
+std::string bound_help(const char* flag) {
+  return fmt::format(
+      "help: '{}' sets the bound, which is meant for 32 bits: plans that compute or send in 16 "
+      "bits, and optimizers that take a gradient's sign (Lion), differ by more where sums are "
+      "added in another order",
+      flag);
+}
+
 Error numeric(std::string text) { return Error{ExitCode::kNumeric, {}, std::move(text), {}}; }
 
 }  // namespace
@@ -198,8 +206,11 @@ Status Comparison::check_loss(int64_t step, double loss) {
   if (!fits) {
     std::string bound =
         bitwise_ ? "" : fmt::format(" (error {:.3g}, bound {:.3g})", error, options_.loss_bound);
-    return numeric(fmt::format("step {}: the loss differs from {}: {:.9g} here, {:.9g} there{}",
-                               step + 1, oracle_name(options_.against), loss, reference, bound));
+    Error far =
+        numeric(fmt::format("step {}: the loss differs from {}: {:.9g} here, {:.9g} there{}",
+                            step + 1, oracle_name(options_.against), loss, reference, bound));
+    if (!bitwise_) far.notes = {bound_help("--loss-bound")};
+    return far;
   }
   worst_loss_error_ = std::max(worst_loss_error_, error);
   return ok_status();
@@ -276,16 +287,16 @@ Status Comparison::check_close(int64_t step, const Entry& entry) {
         step + 1, entry.reference.name, oracle_name(options_.against), options_.param_bound, error,
         print_index(type.shape, where), print_value(type.dtype, here), rank,
         print_value(type.dtype, element(type.dtype, entry.reference.data, where))));
-    far.notes = {
-        "help: '--param-bound' sets the bound, which is meant for 32 bits: plans that compute or "
-        "send in 16 bits, and optimizers that take a gradient's sign (Lion), differ by more where "
-        "sums are added in another order"};
-    if (!least_eps_ || *least_eps_ >= kSafeEps) return far;
+    if (!least_eps_ || *least_eps_ >= kSafeEps) {
+      far.notes = {bound_help("--param-bound")};
+      return far;
+    }
     far.notes = {fmt::format("the optimizer divides a gradient by its size plus eps = {:g}: where "
                              "a gradient is only rounding, as that of a key's bias, its step is "
                              "no smaller, and differs from one cut of the batch to the next",
                              *least_eps_),
-                 fmt::format("help: compare with 'eps: {:g}', or with sgd", kSafeEps)};
+                 fmt::format("help: compare with 'eps: {:g}', or with sgd", kSafeEps),
+                 bound_help("--param-bound")};
     return far;
   }
   worst_param_error_ = std::max(worst_param_error_, error);

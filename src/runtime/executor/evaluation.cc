@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "faults.h"
+#include "resume.h"
 
 namespace piper {
 namespace {
@@ -90,7 +91,7 @@ Status open_evaluation(RunOptions& options, const PlanSet& set,
       return evaluation_usage(fmt::format("the plans in {} cannot evaluate", set.directory))
           .with_note("help: compile them with 'piperc --eval'");
   PIPER_ASSIGN(const std::vector<InputNeed> needs, data_needs(set));
-  const int64_t batch = set.roles[0].samples();
+  const int64_t batch = batch_of(set);
   for (const auto& [name, sources] : sets_of(options, needs)) {
     const DataOptions from{.sources = sources, .seed = options.data.seed, .shuffle = false};
     Result<std::unique_ptr<BatchSource>> data = open_data(from, needs, batch);
@@ -128,6 +129,11 @@ Status evaluate_sets(RankRun& run, int64_t done, const std::function<Result<bool
     PIPER_TRY(evaluate_set(run, set, done, goes_on, mean));
     if (!mean) return ok_status();
     if (run.control.rank() != 0) continue;
+    if (mean->weight == 0)
+      tell_user(fmt::format(
+          "warning: evaluation of '{}' after step {}: no label of its {} batches counts, so there "
+          "is no loss",
+          quote_control(set.name), done, set.batches));
     const std::chrono::duration<double, std::milli> took = Clock::now() - since;
     const EvaluationMetrics metrics{done, set.name, mean->sum / mean->weight, set.batches,
                                     took.count()};

@@ -15,10 +15,10 @@ namespace piper {
 //   PIPER_FAULT=KIND@RANK:STEP:PHASE[,…]     kill@2:5:write
 //
 // KIND: kill, abort, segv, exit, stop, hang, slow, lag, error, throw, disk, memory, term, int, hup,
-// usr1, nan, flip. PHASE: load, step, forward, backward, update, after, copy, write, commit,
-// publish, end. STEP counts from 1; of load, copy, write, commit, publish and end it is the number
-// of steps that are done. A rank or step of * is any. Returns the error of `error`, of `disk`, and
-// of a variable that says none of this; the other kinds do what they say.
+// usr1, nan, flip. PHASE: load, step, forward, backward, update, after, evaluate, copy, write,
+// commit, publish, end. STEP counts from 1; of load, evaluate, copy, write, commit, publish and end
+// it is the number of steps that are done. A rank or step of * is any. Returns the error of
+// `error`, of `disk`, and of a variable that says none of this; the other kinds do what they say.
 Status inject_fault(std::string_view phase, int64_t rank, int64_t step);
 
 // Finds the fault of forward, backward or update, which are within a step: behind the instruction

@@ -122,8 +122,7 @@ class Job {
   void add_profile(std::span<const Executor* const> executors) {
     const Cores cores = cores_of(options_, can_overlap(set_), 0, set_.world());
     const auto of = [&](int64_t rank) {
-      return make_profile(*executors[static_cast<size_t>(rank)], rank, cores,
-                          options_.profile_steps);
+      return make_profile(*executors[static_cast<size_t>(rank)], rank, cores, options_);
     };
     Profile profile = of(0);
     for (int64_t rank = 1; rank < set_.world(); ++rank) profile.add(of(rank));
@@ -294,7 +293,7 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
   if (options.trace_steps > 0)
     result.traces.push_back(trace_of(*executor, control.rank(), options));
   if (options.profile_steps > 0) {
-    Profile profile = make_profile(*executor, control.rank(), cores, options.profile_steps);
+    Profile profile = make_profile(*executor, control.rank(), cores, options);
     control.set_timeout(end_timeout(options));
     PIPER_TRY(gather_profiles(control, profile));
     if (control.rank() == 0) result.profile = print_profile(profile, set, options, result.steps);

@@ -289,7 +289,8 @@ void add_role(const Executor& executor, int64_t rank, Profile& profile) {
 
 }  // namespace
 
-Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores, int64_t steps) {
+Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores,
+                     const JobOptions& options) {
   Profile profile;
   const std::vector<TraceEvent> events = executor.trace();
   profile.device = executor.backend().device();
@@ -303,8 +304,8 @@ Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores,
   add_role(executor, rank, profile);
   if (events.empty()) return profile;
   profile.last_step = events.back().step;
-  profile.first_step = std::max(
-      {events.front().step, profile.last_step + 1 - steps, std::min(kWarmUp, profile.last_step)});
+  profile.first_step = std::max({events.front().step, profile.last_step + 1 - options.profile_steps,
+                                 std::min(options.first_step + kWarmUp, profile.last_step)});
   const size_t added = make.prepared->body.size() - make.role.body.size();
   std::vector<std::pair<ProfileEntry*, Times*>> targets;  // by instruction
   for (size_t i = 0; i < make.prepared->body.size(); ++i) {

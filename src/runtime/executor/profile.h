@@ -68,7 +68,8 @@ struct Profile {
 
 // Makes a profile of the last steps that the executor keeps times of, without the first ones of the
 // run.
-Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores, int64_t steps);
+Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores,
+                     const JobOptions& options);
 // Collective: rank 0 has all.
 Status gather_profiles(Control& control, Profile& own);
 // Returns the file of formats/profile.md. Empty: no step was timed.

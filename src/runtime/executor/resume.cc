@@ -32,14 +32,16 @@ struct Loading {
   std::vector<std::string> fresh;       // begin with the plans' initial values
   std::vector<std::string> parameters;  // those of them that are parameters or buffers of the model
   std::vector<std::string> ignored;     // of the checkpoint
-  std::vector<std::string> converted;   // loaded from another type
-  std::vector<std::string> different;   // of another shape: sentences
+  // Those of `fresh` and `ignored` that a resumed job may lack or bring: previous versions and
+  // loss scales depend on the strategy only.
+  std::set<std::string> free;
+  std::vector<std::string> converted;  // loaded from another type
+  std::vector<std::string> different;  // of another shape: sentences
 };
 
-// Previous versions and loss scales depend on the strategy only: a resumed job may lack those of
-// the checkpoint, or have more.
-bool is_free(const std::string& name) {
-  return age_of_state(name) > 0 || name == "loss_scale" || name == "loss_scale.good";
+// A parameter or buffer of the model may have any name.
+bool is_loss_scale(const std::string& name) {
+  return name == "loss_scale" || name == "loss_scale.good";
 }
 
 void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointReader& reader,
@@ -52,6 +54,9 @@ void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointRe
   if (found == names.end() || (weights_only && tensor.init.empty())) {
     const bool is_model = !tensor.init.empty() && tensor.previous_of < 0;
     (is_model ? loading.parameters : loading.fresh).push_back(names[0]);
+    const bool is_optimizers = tensor.init.empty() && role.original(tensor).param.empty();
+    if (tensor.previous_of >= 0 || (is_optimizers && is_loss_scale(names[0])))
+      loading.free.insert(names[0]);
     return;
   }
   used.insert(names.begin(), names.end());
@@ -78,6 +83,10 @@ Loading compare_states(const PlanSet& set, const CheckpointReader& reader, bool 
     }
   for (const auto& [name, type] : reader.types())
     if (!used.contains(name)) loading.ignored.push_back(name);
+  for (const CheckpointState& state : reader.about().states)
+    if (state.kind == StateKind::kPrevious ||
+        (state.kind == StateKind::kOptimizer && is_loss_scale(state.name)))
+      loading.free.insert(state.name);
   return loading;
 }
 
@@ -95,6 +104,7 @@ Status check_states(const StartOptions& asked, const Start& start, const Loading
   std::vector<std::string> fresh = loading.parameters, ignored = loading.ignored;
   if (asked.how != How::kInit)  // which takes no states
     fresh.insert(fresh.end(), loading.fresh.begin(), loading.fresh.end());
+  const auto is_free = [&](const std::string& name) { return loading.free.contains(name); };
   std::erase_if(fresh, is_free);
   std::erase_if(ignored, is_free);
   const bool matches = loading.loaded > 0 && loading.different.empty() &&
@@ -269,8 +279,10 @@ Status count_start(const CheckpointOptions& options, int64_t first_step) {
     std::sscanf(std::string(as_text(text->span())).c_str(), "%" SCNd64 " %" SCNd64, &step, &starts);
   starts = step == first_step ? starts + 1 : 1;
   if (starts > options.most_restarts + 1)
-    return fail("this job was started {} times after step {} without a new checkpoint in '{}'",
-                starts - 1, first_step, options.folder)
+    return fail(
+               "this job was started {} times after step {} without a new checkpoint in '{}', "
+               "and '--max-restarts-without-step {}' allows no more",
+               starts - 1, first_step, options.folder, options.most_restarts)
         .with_code(ExitCode::kNumeric)
         .with_note(fmt::format("help: look for what ended it each time; then remove {}", file));
   const std::string line = fmt::format("{} {}\n", first_step, starts);

@@ -82,6 +82,20 @@ Status RunFolder::close() {
   return has_values ? write_values() : ok_status();
 }
 
+namespace {
+
+// Escapes what ends a label's value in Prometheus' text format.
+std::string label_value(const std::string& name) {
+  std::string text;
+  for (const char c : name) {
+    if (c == '\\' || c == '"' || c == '\n') text += '\\';
+    text += c == '\n' ? 'n' : c;
+  }
+  return text;
+}
+
+}  // namespace
+
 // A text file of Prometheus, for its node exporter to collect.
 Status RunFolder::write_values() {
   written_ = std::chrono::steady_clock::now();
@@ -102,7 +116,8 @@ Status RunFolder::write_values() {
     if (name.find('/') == name.npos) add(name, value);
   if (!evaluated_.empty()) text += "# TYPE piper_evaluation_loss gauge\n";
   for (const auto& [set, metrics] : evaluated_)
-    text += fmt::format("piper_evaluation_loss{{set=\"{}\"}} {}\n", set, number(metrics.loss));
+    text += fmt::format("piper_evaluation_loss{{set=\"{}\"}} {}\n", label_value(set),
+                        number(metrics.loss));
   return write_file(folder_ + "/metrics.prom", text);
 }
 

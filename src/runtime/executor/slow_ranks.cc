@@ -103,6 +103,7 @@ Status SlowRanks::end_step(StepMetrics& metrics) {
 Status SlowRanks::gather(std::vector<SpentSums>& all) {
   for (const int64_t child : control_.children()) {
     PIPER_ASSIGN(const std::string theirs, hear_text(control_, child, kExchange));
+    PIPER_CHECK(theirs.size() % sizeof(SpentSums) == 0, "ranks count in the same form");
     const size_t before = all.size();
     all.resize(before + theirs.size() / sizeof(SpentSums));
     std::memcpy(all.data() + before, theirs.data(), (all.size() - before) * sizeof(SpentSums));
