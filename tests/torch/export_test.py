@@ -22,7 +22,7 @@ import onnx  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from export import NotExported, export  # noqa: E402
-from exporter.equivalents import EQUIVALENTS  # noqa: E402
+from exporter.equivalents import EQUIVALENTS, instance_norm  # noqa: E402
 from exporter.programs import train_in_piper  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -517,6 +517,23 @@ def assert_ctc_is_that_of_torch(case):
     assert torch.allclose(wanted, got) and torch.allclose(*gradients), f"ctc_loss of case {case}"
 
 
+def assert_products_count():
+    """Whole numbers and booleans are multiplied as int64."""
+    for dtype in (torch.bool, torch.uint8, torch.int32, torch.float32):
+        x = torch.tensor([[1, 0, 1], [1, 1, 1]]).to(dtype)
+        wanted, got = x.cumprod(1), EQUIVALENTS["cumprod"](x, 1)
+        assert wanted.dtype == got.dtype and torch.equal(wanted, got), f"cumprod of {dtype}"
+
+
+def assert_instance_norms_have_either():
+    """A norm whose statistics are kept may have a weight, a bias, both or neither."""
+    x, scale, shift = torch.randn(2, 3, 5), torch.randn(3), torch.randn(3)
+    for weight in (scale, None):
+        for bias in (shift, None):
+            wanted, got = (norm(x, torch.zeros(3), torch.ones(3), weight, bias, True) for norm in (F.instance_norm, instance_norm))
+            assert torch.allclose(wanted, got, atol=1e-5), "instance_norm"
+
+
 def listed(path):
     import json
     model = onnx.load(str(path), load_external_data=False)
@@ -631,6 +648,8 @@ def main():
             cases.append((said(odd, (batches[0],), path), words))
             assert kind not in ("kept", "beside") or differences_after(odd, batches, path) == []
         cases.append((said(Odd("bytes"), (torch.randint(0, 256, (4, 4), dtype=torch.uint8),), path), ["is one of PyTorch: loss"]))
+        assert_products_count()
+        assert_instance_norms_have_either()
         for case in range(12):
             assert_ctc_is_that_of_torch(case)
         cases.append((said(Strides(), (torch.randn(4, 4, 3),), path), ["is one of PyTorch: loss"]))

@@ -39,7 +39,8 @@ def median(input, dim=None, keepdim=False):
 
 
 def cumulated_product(input, dim, dtype=None):
-    parts = list(input.to(dtype or input.dtype).unbind(dim))
+    whole = not input.is_floating_point() and not input.is_complex()
+    parts = list(input.to(dtype or (torch.int64 if whole else input.dtype)).unbind(dim))
     for k in range(1, len(parts)):
         parts[k] = parts[k - 1] * parts[k]
     return torch.stack(parts, dim)
@@ -83,7 +84,9 @@ def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=
     mean, var = (torch.where(evaluates(), one, other) for one, other in zip(kept, (mean, var)))
     out = (flat - mean.unsqueeze(-1)) * torch.rsqrt(var + eps).unsqueeze(-1)
     if weight is not None:
-        out = out * weight.unsqueeze(-1) + bias.unsqueeze(-1)
+        out = out * weight.unsqueeze(-1)
+    if bias is not None:
+        out = out + bias.unsqueeze(-1)
     return out.view_as(input)
 
 
