@@ -145,9 +145,9 @@ Status run(Flags& flags) {
       options.compile.strategy, std::filesystem::absolute(flags.output).parent_path());
   // Candidates include the user's file by another path than the result does.
   const std::string inside =
-      std::filesystem::relative(options.compile.strategy, options.folder).string();
+      quoted_path(std::filesystem::relative(options.compile.strategy, options.folder).string());
   std::string& text = found.tried.front().text;
-  text.replace(text.find(inside), inside.size(), base.string());
+  text.replace(text.find(inside), inside.size(), quoted_path(base.string()));
   const std::string printed = print_found(found, options);
   PIPER_TRY(write_file(flags.output, printed));
   std::fputs(printed.c_str(), stdout);

@@ -59,6 +59,15 @@ TEST_F(Replay, ProcessesAgree) {
   EXPECT_NE(bad.second.find("step 2, rank 1, instruction"), std::string::npos) << bad.second;
 }
 
+// An evaluation after such a step is no second run of it.
+TEST_F(Replay, EvaluationsRunOnce) {
+  compile("evaluated", kWays[0].text, kTrain, "--eval");
+  const auto [code, output] =
+      run("evaluated", "--steps 4 --replay 1 --eval-every 1 --eval-batches 2 --eval-data " +
+                           path("text.bin") + ":u8");
+  EXPECT_EQ(code, 0) << output;
+}
+
 TEST_F(Replay, PlansThatCannotSaySo) {
   compile("versions", "include: <pipedream-2bw>\nparams: {stages: 2, microbatches: 4}\n");
   const auto [code, output] = run("versions", "--steps 4 --replay 2");

@@ -38,11 +38,11 @@ class SampleJobs : public ::testing::Test {
   static std::string folder() { return folder_->path(); }
   static std::string path(const std::string& name) { return folder_->path() + "/" + name; }
   static void compile(const std::string& name, const std::string& text,
-                      const std::string& train = kTrain) {
+                      const std::string& train = kTrain, const std::string& flags = "") {
     std::ofstream(path(name + ".yaml")) << "piper: 1\n" << text << train;
     const auto [code, output] = run_shell(
-        fmt::format("{}/bin/piperc {}/tests/data/small_gpt/model.onnx {} -o {} --force 2>&1",
-                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path(name + ".yaml"), path(name)));
+        fmt::format("{}/bin/piperc {}/tests/data/small_gpt/model.onnx {} -o {} --force {} 2>&1",
+                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path(name + ".yaml"), path(name), flags));
     ASSERT_EQ(code, 0) << output;
   }
   // The command that trains these plans on the text.

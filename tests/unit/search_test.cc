@@ -200,6 +200,11 @@ TEST_F(SearchTest, WhatIsFixedStays) {
             "schedules/zb-h1, schedules/zbv, schedules/dualpipev");
   EXPECT_EQ(message("pipeline=2,pipeline=4"), "--fix: 'pipeline' is given twice");
   EXPECT_EQ(message("pipeline=0"), "--fix pipeline=0: expected a whole number from 1 on");
+  EXPECT_EQ(message("microbatches=2305843009213693952"),
+            "--fix microbatches=2305843009213693952: expected at most 4096");
+  EXPECT_EQ(message("pipeline=9"), "--fix pipeline=9: expected at most 8");
+  EXPECT_EQ(message("context=4,experts=4"),
+            "--fix: these axes need more than the 8 devices of the cluster");
   EXPECT_EQ(message("pipeline=3"),
             "no mesh of 4 ranks has what --fix asks for, with a batch of 16 samples");
   SearchOptions many = options(64);
@@ -369,6 +374,14 @@ TEST_F(SearchTest, TheResultIsAStrategy) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 3) << text;
   std::tie(code, text) = shell(fmt::format(
       "piperc {} best.yaml -o plans && {}/bin/piper-verify plans", kModel, PIPER_BINARY_DIR));
+  EXPECT_EQ(code, 0) << text;
+  // A path is a text, whatever characters it has.
+  std::filesystem::copy_file(folder_.path() + "/train.yaml",
+                             folder_.path() + "/[old], \"b\" #1.yaml");
+  std::tie(code, text) = shell(fmt::format(
+      "piper-search {} '[old], \"b\" #1.yaml' --cluster '<two-cores>' -o odd.yaml --most 2 && "
+      "{}/bin/piperc {} odd.yaml --dry-run",
+      kModel, PIPER_BINARY_DIR, kModel));
   EXPECT_EQ(code, 0) << text;
   for (const char* output : {"train.yaml", "notes.txt"}) {
     folder_.write("notes.txt", "mine");

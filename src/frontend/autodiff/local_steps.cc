@@ -137,6 +137,7 @@ class OuterStep {
         add(param, param.name.substr(first.size()));
     Graph& graph = backward_.graph;
     PIPER_ASSIGN(const std::vector<const ParamGroup*> groups, groups_of(graph, outer_.groups));
+    PIPER_TRY(check_types(graph, groups));
     const std::vector<bool> stacks = stacks_of(graph);
     const std::vector<std::vector<ValueId>> at_sites = std::move(at_sites_);
     Graph step = append_update(std::move(backward_), outer_, groups, stacks);
@@ -148,6 +149,20 @@ class OuterStep {
   }
 
  private:
+  // The outer optimizer is one for all parameters.
+  Status check_types(const Graph& graph, const std::vector<const ParamGroup*>& groups) const {
+    for (size_t p = 0; p < graph.params.size(); ++p) {
+      const Param& param = graph.params[p];
+      const OptimizerDef& def = find_optimizer(optimizer_of(*groups[p], outer_).name);
+      const TensorType& type = graph.value(param.value).type;
+      if (!site_of(param.name) && type.shape.size() < def.least_rank)
+        return fail("outer: {} updates matrices, and '{}' is {}", def.name,
+                    quote_control(param.name), to_string(type))
+            .with_note("help: an optimizer of tensors of all shapes, such as sgd or adamw");
+    }
+    return ok_status();
+  }
+
   // Adds an outer parameter and those of the sites; `param` is the first site's.
   void add(const Param& param, const std::string& name) {
     Graph& graph = backward_.graph;

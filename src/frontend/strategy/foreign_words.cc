@@ -20,11 +20,18 @@ constexpr Row kRows[] = {
      "'[optimizer, gradients]', ZeRO-3 and FSDP '[optimizer, gradients, parameters]'; "
      "'<memory/zero1>' to '<memory/zero3>' are files to include"},
     {"tensor_parallel tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree "
-     "tp tp_size tp_degree sequence_parallel sequence_parallel_size context_parallel "
-     "context_parallel_size cp cp_size expert_parallel expert_parallel_size "
-     "expert_model_parallel_size ep ep_size ulysses_degree ring_attention",
+     "tp tp_size tp_degree sequence_parallel sequence_parallel_size",
      "'mesh: {tp: 2}', and '- shard: {match: \"**/qkv/weight\", dim: 0, over: tp}' under "
      "'directives' for each kind of tensor that is cut; how all others lie follows"},
+    {"context_parallel context_parallel_size context_parallel_degree cp cp_size cp_degree "
+     "ulysses_degree ulysses_size ring_attention ring_degree",
+     "'include: <context/ring>', '<context/heads>' (Ulysses) or '<context/gather>' with "
+     "'params: {cp: 2}', and '- replicate: {over: dp}' for what is beside it"},
+    {"expert_parallel expert_parallel_size expert_parallel_degree expert_model_parallel_size ep "
+     "ep_size ep_degree expert_tensor_parallel_size",
+     "'include: <experts/experts>' with 'params: {ep: 4}'; where the ranks of ep are replicas of "
+     "all else, '- shard: {match: \"**/experts/*\", dim: 0, over: ep}' and '- replicate: {over: "
+     "[dp, ep]}' under 'directives'"},
     {"pipeline pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size "
      "pipeline_parallel_degree pp pp_size pp_degree num_stages n_stages stages split_points",
      "'include: <1f1b>' with its params, or 'mesh: {pp: 4}', 'annotate: [{balance: "
@@ -66,8 +73,7 @@ constexpr Row kRows[] = {
     {"offload_activations activation_offloading cpu_checkpointing",
      "'- offload: {what: activations}' under 'directives'"},
     {"offload_param offload_params offload_parameters",
-     "parameters stay on the device; '- offload: {what: optimizer}' takes states off it, 'shard: "
-     "[optimizer, gradients, parameters]' of 'replicate' cuts parameters over replicas"},
+     "'- offload: {what: parameters}' under 'directives'"},
     {"lr learning_rate weight_decay betas eps beta1 beta2 adam_beta1 adam_beta2 "
      "adam_epsilon optim optimizer_type",
      "'train: {optimizer: {adamw: {lr: 3e-4, weight_decay: 0.1}}}'"},

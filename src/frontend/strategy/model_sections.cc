@@ -18,14 +18,15 @@ Status check_map(const yaml::Entry& entry) {
 // An axis and a param of one name are welcome when they agree: expressions cannot tell them apart.
 Status check_axis_name(const yaml::Entry& axis, int64_t size, const Scope& scope) {
   PIPER_TRY(check_new_name(axis.key, "a mesh axis"));
-  const bool is_text = scope.text(axis.key.text) != nullptr;
-  const bool differs =
-      std::any_of(scope.integers.begin(), scope.integers.end(),
-                  [&](const auto& p) { return p.first == axis.key.text && p.second != size; });
-  if (!is_text && !differs) return ok_status();
-  return fail(axis.key.at, "the axis '{}' has size {}, but a param of that name is something else",
-              axis.key.text, size)
-      .with_note("help: rename one of them");
+  const Scope::Text* const text = scope.text(axis.key.text);
+  const auto other = std::ranges::find_if(
+      scope.integers, [&](const auto& p) { return p.first == axis.key.text && p.second != size; });
+  if (text == nullptr && other == scope.integers.end()) return ok_status();
+  const std::string is = text != nullptr ? yaml::shown(text->value) : std::to_string(other->second);
+  return fail(axis.key.at, "the axis '{}' has size {}, but the param '{}' is {}", axis.key.text,
+              size, axis.key.text, is)
+      .with_note(fmt::format("help: params: {{{}: {}}} makes them agree, as -D {}={} does",
+                             axis.key.text, size, axis.key.text, size));
 }
 
 // Returns the size of an axis, of a mesh with so many devices before it.

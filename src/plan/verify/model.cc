@@ -279,6 +279,14 @@ Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps,
   return single;
 }
 
+// Returns in how many runs a plan for one device sums the squares of each gradient; 0: it does not.
+int64_t runs_of_norm(const RoleProgram& role) {
+  for (const Program& program : role.programs)
+    for (const ProgramOp& op : program.ops)
+      if (op.op == "SumSquares") return std::max<int64_t>(op.attrs.integer("parts"), 1);
+  return 0;
+}
+
 // Takes from the plan for one device the order of gradients in the norm, and which sum is the loss.
 void take_sums(Model& model, const Effects& one_device) {
   std::unordered_map<uint64_t, int32_t> sums;  // by symbol
@@ -313,6 +321,8 @@ Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device,
     PIPER_ASSIGN(single, follow_single(*one_device, overlap ? kSteps : 1, model.followed != 0));
   }
   if (single) take_sums(model, single->effects);
+  if (single && model.followed == 0)  // else sums are in another order
+    model.norm_runs = runs_of_norm(*single->model.cells[0].role);
   VerifyReport report;
   report.ranks = set.world();
   report.cells = static_cast<int64_t>(model.cells.size());

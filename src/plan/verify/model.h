@@ -100,6 +100,7 @@ struct Model {
   std::vector<bool> is_gradient;     // by sum
   std::vector<int32_t> site_of;      // by sum: of gradients of several sites, which; else -1
   std::vector<int32_t> uses;         // by sum: the largest number that a role states
+  int64_t norm_runs = 0;             // of each gradient on one device; 0: not known
   std::vector<int32_t> norm_order;   // gradients, in the order in which one device sums squares
   std::map<std::string, int32_t> shown;  // sums that one device reports, by report; if known
   bool is_apart = false;                 // another section changes some of the states

@@ -334,6 +334,9 @@ std::string StepScalars::wrong_squares(const Terms& terms, int32_t site) const {
     if (term.runs != runs)
       return fmt::format("'{}' is squared in {} runs, others in {}", shown(term.target), term.runs,
                          runs);
+    if (model_.norm_runs > 0 && runs != model_.norm_runs)
+      return fmt::format("'{}' is squared in {} runs, in {} on one device", shown(term.target),
+                         runs, model_.norm_runs);
     place[term.target] = static_cast<size_t>(&term - terms.data());
     times[term.target] += term.times;
   }

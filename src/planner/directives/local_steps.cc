@@ -134,7 +134,12 @@ Result<Sites> make_sites(Graph forward, const Strategy& strategy,
   PIPER_TRY(check_graph_of(forward, local));
   const int64_t sites = sites_of(strategy);
   Sites made{copy_for_sites(forward, sites, local.over), {}};
-  PIPER_ASSIGN(made.outer, outer_step(made.forward, sites, local.outer, region_tags));
+  Result<Graph> outer = outer_step(made.forward, sites, local.outer, region_tags);
+  if (!outer) {
+    if (outer.error().at.file.empty()) outer.error().at = local.at;
+    return std::move(outer).error();
+  }
+  made.outer = *std::move(outer);
   int64_t bytes = 0;
   for (const StateUpdate& update : made.outer.updates)
     if (!site_of(made.outer.value(update.state).name))

@@ -26,7 +26,12 @@ bool is_possible(const SearchSpace& space, const SearchChoice& choice, int64_t b
   // One stage needs again at once what it keeps.
   if (choice.offload && (space.offload.empty() || choice.pipeline == 1)) return false;
   // Experts have samples of their own, too.
-  return batch <= 0 || batch % (choice.replicas * choice.experts * choice.microbatches) == 0;
+  if (batch <= 0) return true;
+  for (const int64_t part : {choice.replicas, choice.experts, choice.microbatches}) {
+    if (batch % part != 0) return false;
+    batch /= part;
+  }
+  return true;
 }
 
 void settle(const SearchSpace& space, SearchChoice& choice) {
@@ -136,7 +141,7 @@ std::string text_of(const SearchSpace& space, const SearchChoice& choice, const 
   if (choice.vocabulary) names.emplace_back("tensor/vocabulary");
   if (choice.recompute) names.emplace_back("memory/recompute");
   if (choice.offload) names.push_back(space.offload);
-  std::string includes = base;
+  std::string includes = quoted_path(base);
   for (const std::string& name : names) includes += fmt::format(", <{}>", name);
   std::string params = fmt::format("stages: {}, microbatches: {}, dp: {}", choice.pipeline,
                                    choice.microbatches, choice.replicas);
@@ -147,3 +152,16 @@ std::string text_of(const SearchSpace& space, const SearchChoice& choice, const 
 }
 
 }  // namespace piper::choices
+
+namespace piper {
+
+std::string quoted_path(std::string_view path) {
+  std::string text = "\"";
+  for (const char c : path) {
+    if (c == '"' || c == '\\') text += '\\';
+    text += c;
+  }
+  return text + "\"";
+}
+
+}  // namespace piper

@@ -128,7 +128,9 @@ Result<Outcome> Evaluator::run(const std::string& text, bool may_be_kept_refusal
     if (auto outcome = parse_outcome(*known); outcome && (*outcome || may_be_kept_refusal))
       return *std::move(outcome);
   Result<Outcome> outcome = compute(options);
-  PIPER_TRY(write_file(file, print_outcome(outcome)));
+  // What the system refused may go well another time.
+  if (outcome || outcome.error().code != ExitCode::kStorage)
+    PIPER_TRY(write_file(file, print_outcome(outcome)));
   return outcome;
 }
 

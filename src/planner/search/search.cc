@@ -74,9 +74,20 @@ class Search {
       }
       PIPER_TRY(read_value(*knob, value));
     }
+    const SearchChoice stays = fixed({});
+    int64_t left = options_.cluster.size();
+    for (const int64_t ranks :
+         {stays.pipeline, stays.tensor, stays.replicas, stays.context, stays.experts}) {
+      if (ranks > left)
+        return fail("--fix: these axes need more than the {} devices of the cluster",
+                    options_.cluster.size())
+            .with_code(ExitCode::kUsage);
+      left /= ranks;
+    }
     return ok_status();
   }
   Status read_value(const Knob& knob, const std::string& value) {
+    constexpr int64_t kMostMicrobatches = 4096;  // as many as a plan may have
     const auto wrong = [&](const std::string& wanted) {
       return fail("--fix {}={}: expected {}", knob.name, quote_control(value), wanted)
           .with_code(ExitCode::kUsage);
@@ -86,6 +97,9 @@ class Search {
       const auto read = std::from_chars(value.data(), value.data() + value.size(), number);
       if (read.ec != std::errc() || read.ptr != value.data() + value.size() || number < 1)
         return wrong("a whole number from 1 on");
+      const int64_t most =
+          knob.number == &SearchChoice::microbatches ? kMostMicrobatches : options_.cluster.size();
+      if (number > most) return wrong(fmt::format("at most {}", most));
       values_.*knob.number = number;
     } else if (knob.word) {
       const bool schedule = knob.word == &SearchChoice::schedule;
@@ -134,8 +148,12 @@ class Search {
         choice.schedule = options_.space.schedules.front();
         choice.memory = options_.space.memory.front();
         choice = fixed(choice);
-        for (choice.microbatches = 1; choice.microbatches <= 64; choice.microbatches *= 2)
+        std::vector<int64_t> counts{1, 2, 4, 8, 16, 32, 64};
+        if (!std::ranges::count(counts, choice.microbatches)) counts.push_back(choice.microbatches);
+        for (const int64_t count : counts) {
+          choice.microbatches = count;
           if (keeps(choice)) all.push_back(choice);
+        }
       }
     return all;
   }

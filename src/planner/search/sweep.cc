@@ -68,7 +68,7 @@ Result<std::vector<Swept>> sweep(const SearchOptions& options,
                                  const std::vector<SweptParam>& params) {
   PIPER_ASSIGN(const Evaluator evaluator, Evaluator::make(options));
   const auto base = std::filesystem::relative(options.compile.strategy, options.folder);
-  const std::string text = fmt::format("piper: 1\ninclude: [{}]\n", base.string());
+  const std::string text = fmt::format("piper: 1\ninclude: [{}]\n", quoted_path(base.string()));
   std::vector<Swept> rows;
   std::vector<size_t> at(params.size());
   for (bool more = true; more;) {

@@ -151,7 +151,7 @@ Result<Layout> layout_of_seed(const State& state, const ShardSeed& seed) {
   const int64_t parts = ranks * (seed.zigzag ? 2 : 1);
   const int64_t whole = seed.outer > 0 ? seed.outer : outer_of(state, seed);
   const int64_t outer = extent % parts == 0 ? whole * parts / ranks : 0;
-  if (outer == 0 || (seed.zigzag && extent % (outer * ranks) != 0))
+  if (outer == 0 || extent % (outer * ranks) != 0)
     return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
                 seed.dim, quote_control(value.name), to_string(value.type), parts, state.cut.name);
   return Layout{kCut, seed.dim, outer, {}, seed.zigzag};

@@ -178,7 +178,7 @@ Status start_section(State& state, const BoundSection& section, int64_t step, bo
   const double began = now_us();
   PIPER_TRY(take_inputs(state, section, step));
   state.recorder.lines[0].spend(Spent::kData, now_us() - began);
-  if (is_step && state.replay && state.replay->is_due(step))
+  if (&section == &state.body && state.replay && state.replay->is_due(step))
     PIPER_TRY(state.replay->run_first(step));
   if (state.reader) read_ahead(state, section, step);
   PIPER_TRY(run_instructions(state, section, step));
