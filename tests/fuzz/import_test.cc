@@ -166,6 +166,57 @@ TEST_F(HostileOnnx, ACountOfStepsIsAWholeNumber) {
   }
 }
 
+// Rules check operands and results only after parameters are found.
+TEST_F(HostileOnnx, NodesWithoutTheirOperandsAreRefused) {
+  const std::vector<std::vector<std::string>> operands = {{"h"}, {"x", "fc.bias", "h"}, {}};
+  for (const auto& names : operands)
+    for (const char* weight : {"fc.weight", "onnx::MatMul_3"})
+      EXPECT_NE(import_changed([&](onnx::ModelProto& model) {
+                  model.mutable_graph()->mutable_initializer(0)->set_name(weight);
+                  node(model, 0).set_input(1, weight);
+                  node(model, 1).clear_input();
+                  for (const std::string& name : names) node(model, 1).add_input(name);
+                }),
+                "ok")
+          << names.size();
+}
+
+TEST_F(HostileOnnx, RecurrentWeightsWithoutElementsAreRefused) {
+  for (const std::vector<int64_t>& dims : {std::vector<int64_t>{1, 0, 3}, {0, 16, 3}, {1, 16, 0}})
+    EXPECT_NE(import_changed([&](onnx::ModelProto& model) {
+                onnx::GraphProto& graph = *model.mutable_graph();
+                graph.clear_node();
+                graph.clear_initializer();
+                add_tensor(graph, "onnx::LSTM_7", dims);
+                add_tensor(graph, "onnx::LSTM_8", {1, 16, 4});
+                add_node(graph, "LSTM", {"x", "onnx::LSTM_7", "onnx::LSTM_8"}, {"y"});
+              }),
+              "ok");
+}
+
+// A condition that is passed around a circle in the loop's body never was true.
+TEST_F(HostileOnnx, ALoopWhoseConditionIsACircleIsRefused) {
+  const std::string text = import_changed([&](onnx::ModelProto& model) {
+    onnx::GraphProto& graph = *model.mutable_graph();
+    add_ints(graph, "turns", {2});
+    onnx::NodeProto* loop = add_node(graph, "Loop", {"turns", "", "y"}, {"last"});
+    onnx::AttributeProto* attribute = loop->add_attribute();
+    attribute->set_name("body");
+    attribute->set_type(onnx::AttributeProto::GRAPH);
+    onnx::GraphProto& body = *attribute->mutable_g();
+    body.set_name("body");
+    for (const char* name : {"turn", "before", "state"}) body.add_input()->set_name(name);
+    add_node(body, "Identity", {"b"}, {"a"});
+    add_node(body, "Identity", {"a"}, {"b"});
+    add_node(body, "Relu", {"state"}, {"next"});
+    for (const char* name : {"a", "next"}) body.add_output()->set_name(name);
+    graph.mutable_output(0)->set_name("last");
+  });
+  EXPECT_NE(text.find("is not supported where its body decides whether it goes on"),
+            std::string::npos)
+      << text;
+}
+
 // ---- What is written of a model with training_info
 // ------------------------------------------------
 

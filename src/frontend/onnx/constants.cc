@@ -189,9 +189,10 @@ Shape permuted(const Shape& shape, std::span<const int64_t> perm) {
   return out;
 }
 
+// No elements have no bytes that a caller could read.
 bool is_uniform(const Bytes& data, DType dtype) {
   const size_t size = static_cast<size_t>(info(dtype).bytes);
-  return data.size <= size || std::memcmp(data.data, data.data + size, data.size - size) == 0;
+  return data.size >= size && std::memcmp(data.data, data.data + size, data.size - size) == 0;
 }
 
 std::vector<int64_t> read_integers(const Bytes& data, DType dtype) {

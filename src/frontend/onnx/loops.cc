@@ -94,8 +94,10 @@ class Unrolling {
   // Checks the body's condition: what it was before, or a constant that is true.
   Status check_goes_on() const {
     std::string name = body_->outputs[0];
+    size_t moves = 0;  // of as many as there are nodes, or they are a circle
     for (bool moved = true; moved && name != body_->inputs[1];) {
       moved = false;
+      if (++moves > body_->nodes.size()) break;
       for (const OnnxNode& node : body_->nodes) {
         if (node.outputs.empty() || node.outputs[0] != name) continue;
         if (node.op == "Constant" && is_true(node)) return ok_status();

@@ -282,7 +282,7 @@ Status Draws::run() {
     masks_.insert(fmt::format("{}_{}", stem_of(result), number_of(result) + 1));
   };
   for (const OnnxNode& node : model_.nodes)
-    if (node.op == "Dropout") add_mask(node.outputs[0]);
+    if (node.op == "Dropout" && !node.outputs.empty()) add_mask(node.outputs[0]);
   for (const Merged& merged : found)
     if (draws_directly(merged)) add_mask(merged.value);
   for (const Merged& merged : found) PIPER_TRY(separate(merged));

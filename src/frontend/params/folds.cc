@@ -119,16 +119,18 @@ bool comes_from(const CallGraph& graph, const std::string& value, const std::str
 bool scales_a_norm(const CallGraph& graph, const Slot& slot) {
   const OnnxNode& node = graph.model.nodes[slot.node];
   if (node.op.ends_with("Normalization")) return slot.input == 1;
-  if (node.op != "Mul" || class_of(node).find("Norm") == std::string::npos) return false;
+  if (node.op != "Mul" || node.inputs.size() != 2 ||
+      class_of(node).find("Norm") == std::string::npos)
+    return false;
   const std::string& scaled = node.inputs[1 - slot.input];
-  return std::any_of(graph.model.nodes.begin(), graph.model.nodes.end(),
-                     [&](const OnnxNode& other) {
-                       const size_t n = static_cast<size_t>(&other - graph.model.nodes.data());
-                       const bool root = other.op == "Sqrt" || other.op == "Reciprocal" ||
-                                         other.op.find("Normalization") != std::string::npos;
-                       return root && graph.scopes[n] == graph.scopes[slot.node] &&
-                              comes_from(graph, scaled, other.outputs[0]);
-                     });
+  return std::any_of(
+      graph.model.nodes.begin(), graph.model.nodes.end(), [&](const OnnxNode& other) {
+        const size_t n = static_cast<size_t>(&other - graph.model.nodes.data());
+        const bool root = other.op == "Sqrt" || other.op == "Reciprocal" ||
+                          other.op.find("Normalization") != std::string::npos;
+        return root && !other.outputs.empty() && graph.scopes[n] == graph.scopes[slot.node] &&
+               comes_from(graph, scaled, other.outputs[0]);
+      });
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ class RecurrentSeparation {
     const auto gates = static_cast<int64_t>(kind.order.size() * stems.size());
     const auto names = t ? around(n, *t, stems[0], layer) : std::nullopt;
     if (!names || t->type.shape.size() != (input == 3 ? 2u : 3u) || t->type.shape[0] > 2 ||
-        t->type.shape[1] % gates != 0)
+        num_elements(t->type.shape) == 0 || t->type.shape[1] % gates != 0)
       return 0;
     const OnnxTensor whole = *t;
     const size_t first = model_.nodes.size();

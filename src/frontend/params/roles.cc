@@ -25,7 +25,10 @@ std::optional<Place> Readers::only(size_t node, std::string_view op) const {
   const auto found = of.find(model.nodes[node].outputs[0]);
   if (found == of.end() || found->second.size() != 1) return {};
   const Place place = found->second[0];
-  return model.nodes[place.node].op == op ? std::optional(place) : std::nullopt;
+  const OnnxNode& reader = model.nodes[place.node];
+  // Rules check how many operands a node has only after parameters are found.
+  if (reader.op != op || (op == "Add" && reader.inputs.size() != 2)) return {};
+  return place;
 }
 
 bool Readers::is_leaf(const std::string& scope) const {

@@ -44,11 +44,13 @@ class Guards {
   std::string mask_of(const OnnxNode& guard) const {
     const OnnxNode* test = maker(guard.inputs[0], "IsNaN");
     const OnnxNode* softmax = maker(guard.inputs[2], "Softmax");
-    const OnnxNode* sum = softmax ? maker(softmax->inputs[0], "Add") : nullptr;
-    if (!test || !sum || test->inputs[0] != guard.inputs[2]) return "";
+    if (!test || !softmax || test->inputs.empty() || softmax->inputs.empty()) return "";
+    const OnnxNode* sum = maker(softmax->inputs[0], "Add");
+    if (!sum || sum->inputs.size() != 2 || test->inputs[0] != guard.inputs[2]) return "";
     for (const size_t side : {size_t{0}, size_t{1}}) {
       const OnnxNode* term = maker(sum->inputs[side], "Where");
-      if (term && maker(sum->inputs[1 - side], "MatMul")) return term->inputs[0];
+      if (term && !term->inputs.empty() && maker(sum->inputs[1 - side], "MatMul"))
+        return term->inputs[0];
     }
     return "";
   }

@@ -404,7 +404,8 @@ Status Rules::rename_all() {
     const auto found = target.find(name);
     const std::string& now = found == target.end() ? name : found->second;
     const auto [entry, fresh] = taken.emplace(now, name);
-    if (fresh) continue;
+    const bool is_ruled = by.contains(name) || by.contains(entry->second);
+    if (fresh || !is_ruled) continue;  // the file may have a name twice
     const auto rule = by.count(name) ? by.at(name) : by.at(entry->second);
     return fail(rules_[rule].to_at, "'{}' and '{}' would both be called '{}'", entry->second, name,
                 now);
