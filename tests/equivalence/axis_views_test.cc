@@ -39,6 +39,17 @@ std::string usp(const std::string& axes, const std::string& order) {
       "  - shard: {{attention: \"**\", by: ring, over: ring}}\n",
       axes, order);
 }
+// A ring along each of two axes: while keys of one group go to the next, those of its ranks go
+// round within it (LoongTrain; Gu et al., 2024, arXiv 2406.18485).
+std::string two_rings(const std::string& axes, const std::string& order) {
+  std::string text = fmt::format(
+      "  - shard: {{input: \"*\", dim: 1, over: [{0}], order: {1}}}\n"
+      "  - shard: {{match: \"**\", dim: none, over: [{0}]}}\n",
+      axes, order);
+  for (const char* axis : {"a", "b"})
+    text += fmt::format("  - shard: {{attention: \"**\", by: ring, over: {}}}\n", axis);
+  return text;
+}
 const std::string kTensor = R"(  - shard: {match: "**/q_proj/weight", dim: 0, over: [a, b]}
   - shard: {match: "**/k_proj/weight", dim: 0, over: a}
   - shard: {match: "**/v_proj/weight", dim: 0, over: a}
@@ -91,6 +102,21 @@ std::vector<Case> cases() {
       {"gather_and_ring", "llama-hf", "{g: 2, ring: 2}",
        "  - shard: {input: \"*\", dim: 1, over: [ring, g]}\n"
        "  - shard: {match: \"**\", dim: none, over: [ring, g]}\n"
+       "  - shard: {attention: \"**\", by: gather, over: g}\n"
+       "  - shard: {attention: \"**\", by: ring, over: ring}\n"},
+      {"two_rings", "llama-hf", "{a: 2, b: 2}", two_rings("a, b", "contiguous")},
+      {"two_rings_zigzag", "gpt-deep", "{a: 2, b: 2}", two_rings("b, a", "zigzag")},
+      {"two_rings_of_all_keys", "bert-hf", "{b: 2, a: 4}", two_rings("a, b", "contiguous")},
+      {"two_rings_tensor", "gpt-deep", "{a: 2, tp: 2, b: 2}",
+       two_rings("a, b", "zigzag") + jobs::kGptTensor},
+      {"two_rings_zero3", "gpt-deep", "{dp: 2, a: 2, b: 2}",
+       two_rings("a, b", "zigzag") +
+           "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n"},
+      {"two_rings_and_heads", "gpt-deep", "{a: 2, b: 2, u: 2}",
+       two_rings("a, b, u", "contiguous") + "  - shard: {attention: \"**\", by: heads, over: u}\n"},
+      {"ring_within_gather", "gpt-deep", "{ring: 2, g: 2}",
+       "  - shard: {input: \"*\", dim: 1, over: [g, ring], order: zigzag}\n"
+       "  - shard: {match: \"**\", dim: none, over: [g, ring]}\n"
        "  - shard: {attention: \"**\", by: gather, over: g}\n"
        "  - shard: {attention: \"**\", by: ring, over: ring}\n"},
       {"weights", "llama-hf", "{a: 2, b: 2}", kTensor},
@@ -258,6 +284,62 @@ TEST_P(OneAxis, EachCollectiveIsOverItsAxis) {
   EXPECT_GT(trained, 0U);
 }
 
+// Each turn along each of two axes, and each block of keys: one that does not come, comes from
+// elsewhere, or is read in place of another.
+TEST(AxisViews, EachBlockOfTwoRingsCounts) {
+  NEED_MODEL("gpt");
+  const Result<Compiled> right =
+      compile_case({"", "gpt-deep", "{a: 2, b: 4}", two_rings("a, b", "contiguous")});
+  ASSERT_TRUE(right) << print_error(right.error());
+  const Result<Trained> uncut = train(*right->uncut, "gpt-deep", 2);
+  ASSERT_TRUE(uncut) << print_error(uncut.error());
+  const RoleProgram& role = right->set.roles[0];
+  size_t changed = 0, trained = 0;
+  const auto expect_caught = [&](const std::string& what, const auto& change) {
+    PlanSet wrong = right->set;
+    change(wrong.roles[0]);
+    give_communicators(wrong);
+    const Result<VerifyReport> report = verify_plan_set(wrong, &*right->single);
+    EXPECT_TRUE(!report || !report->findings.empty()) << what;
+    if (++changed % 60 != 0) return;
+    const Result<Trained> ran = train(wrong, "gpt-deep", 2);
+    if (!ran) return;  // not to be run at all
+    ++trained;
+    EXPECT_GT(largest_difference(*ran, *uncut), 1e-9) << what;
+  };
+  // Of the arguments that are the same tensors in other turns: two blocks of keys.
+  std::map<std::string, std::vector<int32_t>> turns;
+  for (const Instruction& one : role.body)
+    for (size_t a = 1; one.kind == InstructionKind::kRotate && a < one.args.size(); a += 2)
+      turns[to_string(role.tensor(one.args[a]).type)].push_back(one.args[a]);
+  for (size_t i = 0; i < role.body.size(); ++i) {
+    const Instruction& one = role.body[i];
+    if (one.kind == InstructionKind::kRotate) {
+      expect_caught(one.label + " left out", [&](RoleProgram& of) {
+        of.body[i].kind = InstructionKind::kCopy, of.body[i].group = -1, of.body[i].turn = 0;
+      });
+      const int64_t ranks =
+          role.mesh[static_cast<size_t>(role.groups[static_cast<size_t>(one.group)].axes[0])]
+              .second;
+      if (2 * one.turn != ranks)
+        expect_caught(one.label + " the other way",
+                      [&](RoleProgram& of) { of.body[i].turn = ranks - one.turn; });
+    } else if (one.kind == InstructionKind::kCompute) {
+      const Program& program = role.programs[static_cast<size_t>(one.program)];
+      for (size_t a = 0; a < one.args.size(); ++a) {
+        const auto others = turns.find(to_string(role.tensor(one.args[a]).type));
+        if (!program.arg_read[a] || program.arg_written[a] || others == turns.end()) continue;
+        const auto at = std::ranges::find(others->second, one.args[a]);
+        if (at == others->second.end() || at == others->second.begin()) continue;
+        expect_caught(fmt::format("{} reads {} again", one.label, role.name(at[-1])),
+                      [&](RoleProgram& of) { of.body[i].args[a] = at[-1]; });
+      }
+    }
+  }
+  EXPECT_GT(changed, 100U);
+  EXPECT_GT(trained, 0U);
+}
+
 // A strategy for a whole mesh, on one device: the plan is that of no directive over the mesh, and
 // each of them says so.
 TEST(AxisViews, AxesOfOneRankChangeNothing) {
@@ -302,6 +384,7 @@ TEST(AxisViews, AxesOfOneRankChangeNothing) {
 INSTANTIATE_TEST_SUITE_P(
     AxisViews, OneAxis,
     ::testing::Values(Case{"usp", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "zigzag")},
+                      Case{"two_rings", "llama-hf", "{a: 2, b: 2}", two_rings("a, b", "zigzag")},
                       Case{"degrees", "gpt-deep", "{a: 2, b: 2}", kDegrees},
                       Case{"experts", "moe-gshard", "{edp: 2, ep: 2}", experts_beside(kAllStates)}),
     [](const auto& info) { return info.param.name; });

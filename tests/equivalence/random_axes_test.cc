@@ -157,8 +157,6 @@ class RandomStrategy {
     const bool zigzag = model_.tokens() % (2 * a.size * b.size) == 0 && pick(random_, 2);
     const auto by = [&] { return one_of<const char*>(random_, {"ring", "gather", "heads"}); };
     const char *first = by(), *second = by();
-    // Not supported is a ring over both, nor over the inner one where that is cut first.
-    while (*second == 'r' && (*first == 'r' || a.name > b.name)) second = by();
     return fmt::format(
         "  - shard: {{input: \"*\", dim: 1, over: [{0}, {1}]{4}}}\n"
         "  - shard: {{match: \"**\", dim: none, over: [{0}, {1}]}}\n"

@@ -24,6 +24,13 @@ const std::string kTwoChunks = "  - split: {dim: tokens, into: 2}\n";
 const std::string kZigzag = R"(  - shard: {input: "*", dim: 1, over: cp, order: zigzag}
   - shard: {match: "**", dim: none, over: cp}
 )";
+const std::string kRing = "  - shard: {attention: \"**\", by: ring, over: cp}\n";
+// Hidden units of two products, or samples of whole blocks, in turn.
+const std::string kUnits =
+    R"(  - split: {scope: ["**/h/{layer}/fc", "**/h/{layer}/fc_out"], tensor: "**/fc/*", dim: 0, into: 4}
+)";
+const std::string kSamplesInTurn = R"(  - split: {scope: "**/h/{layer}/**", dim: 0, into: 2}
+)";
 const std::string kAgain = "  - recompute: {match: \"**/h/{layer}/**\"}\n";
 
 // Backwards in halves; each device keeps weight halves back, so that those of chunks of both
@@ -147,6 +154,25 @@ INSTANTIATE_TEST_SUITE_P(
              kTwoChunks + kContext + "  - shard: {attention: \"**\", by: heads, over: cp}\n",
              "{cp: 2}"},
         Case{"zigzag", kBatch + kTwoChunks + kZigzag, "{cp: 2}"},
+        Case{"ring", kChunks + kContext + kRing, "{cp: 4}"},
+        Case{"ring_zigzag", kBatch + kTwoChunks + kZigzag + kRing + kAgain, "{cp: 2}"},
+        Case{"ring_zero3",
+             kTwoChunks + kContext + kRing +
+                 "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n",
+             "{dp: 2, cp: 2}"},
+        Case{"ring_tensor", kBatch + kTwoChunks + kGptTensor + kContext + kRing, "{tp: 2, cp: 2}"},
+        Case{"ring_routed", kTwoChunks + kContext + kRing, "{cp: 2}", "", "qwen3-moe-hf"},
+        pipeline("ring_seq1f1b", "seq1f1b", kContext + kRing, "{cp: 2}"),
+        Case{"ring_sizes",
+             "  - split: {dim: tokens, into: 4, sizes: [12, 8, 8, 4]}\n" + kContext + kRing,
+             "{cp: 2}"},
+        Case{"ring_of_shares",
+             "  - split: {dim: samples, into: 2, sizes: [5, 3]}\n" + kContext + kRing, "{cp: 2}"},
+        Case{"units", kBatch + kChunks + kUnits}, Case{"samples_in_turn", kChunks + kSamplesInTurn},
+        Case{"units_ring", kTwoChunks + kUnits + kContext + kRing, "{cp: 2}"},
+        Case{"units_tensor", kChunks + kGptTensor + kUnits, "{tp: 2}"},
+        pipeline("units_seq1f1b", "seq1f1b", kUnits + kAgain),
+        Case{"units_of_shares", kShares + kTwoRanks + kUnits, "{q: 2}"},
         Case{"tensor", kBatch + kChunks + kGptTensor, "{tp: 2}"},
         Case{"replicas",
              kChunks + "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n",
@@ -269,6 +295,41 @@ TEST(TokenChunksControl, WrongPositionsAreFound) {
         }
     }
   EXPECT_GE(tried, 4U);
+}
+
+// Keys of several chunks that go round: a turn that is left out, or of another rank, and numbers of
+// other keys.
+TEST(TokenChunksControl, WrongTurnsOfKeysAreFound) {
+  NEED_MODEL("gpt");
+  const Result<Compiled> compiled =
+      compile_chunks({"", kTwoChunks + kContext + kRing, "{cp: 4}"}, true);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const Result<Trained> uncut = train(*compiled->uncut, "gpt-deep", 2);
+  ASSERT_TRUE(uncut) << print_error(uncut.error());
+  const std::vector<Instruction>& body = compiled->set.roles[0].body;
+  size_t tried = 0, trained = 0;
+  for (size_t i = 0; i < body.size(); ++i) {
+    const bool rotates = body[i].kind == InstructionKind::kRotate;
+    if (!rotates && (body[i].kind != InstructionKind::kPosition || body[i].turn == 0)) continue;
+    for (const bool left_out : {false, true}) {
+      PlanSet wrong = compiled->set;
+      Instruction& one = wrong.roles[0].body[i];
+      if (left_out && rotates)
+        one.kind = InstructionKind::kCopy, one.group = -1, one.turn = 0;
+      else if (left_out)
+        one.outer = 3 - one.outer;  // as many stretches as the keys of another chunk have
+      else
+        one.turn = one.turn % 3 + 1;
+      EXPECT_TRUE(is_found(wrong, *compiled)) << i << " " << body[i].label;
+      if (!rotates || ++tried % 50 != 0) continue;
+      const Result<Trained> ran = train(wrong, "gpt-deep", 2);
+      ASSERT_TRUE(ran) << print_error(ran.error());
+      EXPECT_GT(largest_difference(*ran, *uncut), 1e-9) << i << " " << body[i].label;
+      ++trained;
+    }
+  }
+  EXPECT_GT(tried, 100U);
+  EXPECT_GT(trained, 1U);
 }
 
 // A chunk that runs before the one whose keys it reads.
@@ -430,8 +491,6 @@ TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
   refused({"", "  - split: {dim: tokens, into: 5}\n"}, "cannot be cut into 5 chunks");
   refused({"", kChunks + "  - split: {dim: tokens, into: 2, as: more}\n"},
           "tokens are split twice");
-  refused({"", kChunks + "  - split: {scope: \"**/fc\", dim: 1, into: 2}\n"},
-          "a split of tokens together with a split by scope");
   refused({"", "  - split: {scope: \"**/fc\", dim: tokens, into: 2}\n"},
           "'dim: tokens' beside 'scope'");
   refused({"", "  - split: {dim: tokens, into: 2, sizes: [16, 15]}\n"}, "are 31 in all");
@@ -439,9 +498,6 @@ TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
   refused({"", "  - split: {dim: tokens, into: 2, sizes: [16, 16], by: cost}\n"},
           "'by' beside 'sizes'");
   refused({"", "  - split: {dim: batch, into: 2, by: cost}\n"}, "'by' is for chunks of tokens");
-  refused(
-      {"", kChunks + kContext + "  - shard: {attention: \"**\", by: ring, over: cp}\n", "{cp: 2}"},
-      "ring attention together with a split of tokens");
   refused({"", "  - split: {dim: samples, into: 3}\n"},
           "8 samples a microbatch cannot be cut into 3 shares");
   refused({"", "  - split: {dim: samples, into: 2, sizes: [3, 4]}\n"},

@@ -239,9 +239,10 @@ class EffectsWalk : public BufferWalk<uint64_t> {
       look(place, step, known->second);
     return known->second;
   }
-  // Rows that mask padding exist only where ranks have parts.
+  // Rows that mask padding, and positions, exist only where ranks have parts.
   bool is_known(uint64_t symbol) const {
-    return known_->made.contains(values_.of_turn(symbol).value_or(symbol)) ||
+    return symbol == position_symbol() ||
+           known_->made.contains(values_.of_turn(symbol).value_or(symbol)) ||
            values_.rows.contains(symbol);
   }
   void look(Spot place, const Step& step, const std::vector<uint64_t>& after) {

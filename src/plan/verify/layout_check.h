@@ -32,6 +32,9 @@ class LayoutCheck : public BufferWalk<Lies> {
   // all its elements are equal, so that it may be any block. Where ranks read different samples,
   // the plan for one device has their values apart, too, so such a cut has `ranks` = 0 (unknown).
   void add_cuts(Spot place, CutDims& cuts) const;
+  // Checks that axes whose rings blocks have gone through cut these: only then do they prove that
+  // each block counts once (see Lies::Turn).
+  void check_rings(Spot place);
 
   // ---- For collectives (layouts_moved.h) ----
   int32_t axis() const { return axis_; }
@@ -39,6 +42,9 @@ class LayoutCheck : public BufferWalk<Lies> {
   const Instruction& at(Spot place) const { return section_.at(place); }
   uint32_t group_axes(Spot place) const { return axes_of(role(place).groups[at(place).group]); }
   int64_t members(Spot place) const;
+  // Returns the rank `by` positions further along the axes, which are counted together. Ranks and
+  // distances are row-major in the mesh.
+  int64_t further(int64_t rank, uint32_t axes, int64_t by) const;
   // Checks that the collective is along this axis only: blocks over several axes are not followed.
   bool is_alone(Spot place);
   const Shape& shape(Spot place, int32_t buffer) const {

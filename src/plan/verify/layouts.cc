@@ -39,6 +39,8 @@ void LayoutCheck::add_cuts(Spot place, CutDims& cuts) const {
     const bool is_cut = std::any_of(readings.begin(), readings.end(),
                                     [](const Lies&one) { return one.kind == Lies::kCut; }),
                is_known = readings.size() == 1 && lies.run == 0;
+    if (std::ranges::any_of(readings, [](const Lies& one) { return !one.turn.of.empty(); }))
+      cuts[v].push_back({0, CutDim::kPartial});
     if (is_cut)
       cuts[v].push_back(
           {is_known ? lies.dims : ~uint32_t{0}, is_known && !has_samples_ ? ranks_ : 0});
@@ -65,6 +67,40 @@ int64_t LayoutCheck::members(Spot place) const {
   for (const int32_t axis : role(place).groups[at(place).group].axes)
     count *= model_.mesh[static_cast<size_t>(axis)].second;
   return count;
+}
+
+int64_t LayoutCheck::further(int64_t rank, uint32_t axes, int64_t by) const {
+  int64_t members = 1, position = 0, made = 0;
+  const auto each_axis = [&](const auto& visit) {  // the last one first
+    int64_t stride = 1;
+    for (size_t axis = model_.mesh.size(); axis-- > 0; stride *= model_.mesh[axis].second) {
+      const int64_t ranks = model_.mesh[axis].second;
+      visit(axes >> axis & 1, rank / stride % ranks, ranks, stride);
+    }
+  };
+  each_axis([&](bool is_one, int64_t at, int64_t ranks, int64_t) {
+    if (is_one) position += at * members, members *= ranks;
+  });
+  position = (position + by) % members;
+  each_axis([&](bool is_one, int64_t at, int64_t ranks, int64_t stride) {
+    made += (is_one ? position % ranks : at) * stride;
+    if (is_one) position /= ranks;
+  });
+  return made;
+}
+
+void LayoutCheck::check_rings(Spot place) {
+  for (size_t v = 0; after(place) && v < after(place)->values.size(); ++v)
+    for (const Lies& one : after(place)->values[v].readings())
+      for (const LayoutCheck& other : all_)
+        if ((one.turn.rings >> other.axis_ & 1) && other.after(place) &&
+            std::ranges::none_of(other.after(place)->values[v].readings(), [](const Lies& its) {
+              return its.kind == Lies::kCut || its.kind == Lies::kUnknown ||
+                     its.kind == Lies::kUnset;
+            }))
+          return add(place,
+                     "has blocks that went through a ring over '{}', which does not cut them",
+                     quote_control(model_.mesh[static_cast<size_t>(other.axis_)].first));
 }
 
 bool LayoutCheck::is_alone(Spot place) {
@@ -258,7 +294,7 @@ LayoutsFound check_layouts(const Model& model, const Section& section, Findings&
     if (!cuts) {
       CutDims made(
           model.cells[place.cell].role->programs[section.step(place).program].values.size());
-      for (const LayoutCheck& check : checks) check.add_cuts(place, made);
+      for (LayoutCheck& check : checks) check.add_cuts(place, made), check.check_rings(place);
       cuts = &*found.all.insert(std::move(made)).first;
     }
     found.cuts[place.cell][place.index] = cuts;

@@ -41,13 +41,23 @@ struct Lies {
   // kCut: other axes that cut the same stretches: those whose blocks this axis cuts (outside), and
   // those that cut the blocks of this axis (inside).
   uint32_t outside = 0, inside = 0;
-  // kCut, kFirst: the value belongs to the rank `before` positions before this one, as in a ring.
-  // If `of` is not empty, the value is a partial result, and `of` tells of which ranks (by distance
-  // before this one) it has the parts. These are merged, as in ring attention, or added.
+  // kCut, kFirst: the value belongs to the rank `before` positions before this one along the axis,
+  // as in a ring, and `beside` positions (row-major in the mesh) before it along the other axes
+  // whose rings it has gone through, `rings` (a bit for each axis). If `of` is not empty, the value
+  // is a partial result, and `of` tells of which ranks, by both distances and in order, it has the
+  // parts. These are merged, as in ring attention, or added. All parts over the axis are there if
+  // `of` has the same distances along other axes for each distance along this one.
   struct Turn {
-    int64_t before = 0;
-    std::vector<bool> of;
+    using Rank = std::pair<int64_t, int64_t>;
+    int64_t before = 0, beside = 0;
+    uint32_t rings = 0;
+    std::vector<Rank> of;
     bool merges = false;
+    bool is_home() const { return before == 0 && of.empty(); }
+    // Returns whether both are the same over this axis: other axes compare `beside` themselves.
+    bool fits(const Turn& other) const {
+      return before == other.before && of == other.of && merges == other.merges;
+    }
     bool operator==(const Turn&) const = default;
   };
   Turn turn;
@@ -92,7 +102,7 @@ struct Lies {
   }
   bool same_stretches(const Lies& other) const {
     return kind == other.kind && outer == other.outer && mirrored == other.mirrored &&
-           run == other.run && turn == other.turn && (!is_routed() || index == other.index) &&
+           run == other.run && turn.fits(other.turn) && (!is_routed() || index == other.index) &&
            owned == other.owned && packed == other.packed && (outside & other.inside) == 0 &&
            (inside & other.outside) == 0;
   }

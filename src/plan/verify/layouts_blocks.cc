@@ -81,9 +81,7 @@ std::string to_string(const Lies& lies, const Shape& shape) {
     if (one.run != 0) text += " into runs";
     if (one.turn.before != 0) text += fmt::format(" of the rank {} before", one.turn.before);
     if (!one.turn.of.empty())
-      text +=
-          fmt::format(", with the parts of {} of {} ranks",
-                      std::count(one.turn.of.begin(), one.turn.of.end(), true), one.turn.of.size());
+      text += fmt::format(", with the parts of {} ranks", one.turn.of.size());
     bool known = one.kind != Lies::kCut || one.run != 0;
     for (size_t d = 0; d < shape.size() && d < 32 && !known; ++d) {
       const int64_t before = elements_of(shape, d);

@@ -69,8 +69,8 @@ OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
     const Shape& shape = use.types.outputs[o].shape;
     auto lies = is_sum ? std::nullopt
                        : placed(rule, rule.outputs[o], shape, cut.letter, cut.outer, cut.mirrored);
-    if (lies) lies->outside = outside, lies->inside = inside, lies->turn = turn;
-    if (!lies && turn != Lies::Turn()) return std::nullopt;
+    if (lies) lies->outside = outside, lies->inside = inside, lies->turn = turn_of(use, o);
+    if (!lies && !turn.is_home()) return std::nullopt;
     if (times > 1 || (times == 1 && !lies)) return std::nullopt;
     const bool sums = rule.reduces == LoopRule::kSum;
     if (times == 0 && !sums && rule.reduces != LoopRule::kMax) return std::nullopt;
@@ -78,6 +78,20 @@ OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
     if (const auto rows = lies ? std::nullopt : looked_up(use, cut, o)) made[o].add_reading(*rows);
   }
   return made;
+}
+
+// Returns the turn of a result, where all blocks are of one rank of this axis: that of an operand
+// with the same letter, as other axes may have turned keys and their gradients further than
+// queries.
+Lies::Turn OpLayouts::turn_of(const Use& use, size_t output) {
+  const char own = use.rule.turns ? use.rule.turns->own : '\0';
+  const bool of_own = own != 0 && occurrences(use.rule.outputs[output], own) > 0;
+  Lies::Turn turn;
+  for (size_t i = 0; i < use.inputs.size(); ++i)
+    if (use.inputs[i].lies.kind == Lies::kCut &&
+        (own == 0 || (occurrences(use.rule.inputs[i], own) > 0) == of_own))
+      turn = use.inputs[i].lies.turn;
+  return turn;
 }
 
 // Returns the second reading of a lookup in a rank's part of a table. The op gives zeros for
@@ -142,7 +156,10 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
       num_elements(use.inputs[input].type.shape) != cut.outer)
     return false;
   const int64_t size = loop_size(use.rule, cut.letter), own = first.outer * cut.outer;
-  const int64_t whole = use.types.attrs.integer("whole", -1);
+  // Attention says how many keys there are if they are not as many as the queries.
+  const bool of_other = use.rule.turns && cut.letter == use.rule.turns->other;
+  const int64_t queries = use.types.attrs.integer("whole", -1),
+                whole = of_other ? use.types.attrs.integer("keys", queries) : queries;
   // If no operand has the letter, there may be axes outside and inside that are not seen here.
   const auto any = [&](const auto& is) {
     return std::any_of(use.inputs.begin(), use.inputs.end(), is);

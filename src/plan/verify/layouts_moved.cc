@@ -71,18 +71,25 @@ Shape MovedLayout::together() const {
 
 // ---- Along the axis -----------------------------------------------------------------------------
 
-// After a rotation, blocks and the parts in them come from ranks that are `turn` further away.
+// After a rotation, blocks and the parts in them come from ranks that are `turn` further away. If
+// it is along other axes, which cut the blocks, too, only these axes know whether it is in order.
 Lies MovedLayout::rotated(Lies from) {
   if (!along_axis()) {
     if (from.kind == Lies::kRows) from.index = integers_of(from.index);
+    if (from.kind != Lies::kCut) return from;
+    from.turn.beside = check_.further(from.turn.beside, over_, one_.turn);
+    for (auto& [before, beside] : from.turn.of) beside = check_.further(beside, over_, one_.turn);
+    std::sort(from.turn.of.begin(), from.turn.of.end());
+    const bool is_home = from.turn.of.empty() && from.turn.beside == 0;
+    from.turn.rings = is_home ? 0 : from.turn.rings | over_;
     return from;
   }
   if (from.kind == Lies::kWhole) return from;
   if (from.kind != Lies::kCut || from.run != 0) return wrong("cannot rotate", 0, from);
   if (!check_.is_alone(place_)) return {Lies::kUnknown};
   from.turn.before = (from.turn.before + one_.turn) % check_.ranks();
-  const auto of = static_cast<std::ptrdiff_t>(from.turn.of.size());
-  if (of > 0) std::rotate(from.turn.of.begin(), from.turn.of.end() - one_.turn, from.turn.of.end());
+  for (auto& [before, beside] : from.turn.of) before = (before + one_.turn) % check_.ranks();
+  std::sort(from.turn.of.begin(), from.turn.of.end());
   return from;
 }
 
@@ -123,7 +130,7 @@ Lies MovedLayout::own_blocks(int32_t dim, int64_t outer, bool mirrored) const {
 
 Lies MovedLayout::in_runs(const Lies& from) {
   const bool again = from.run != 0 && (one_.micro >= 0 || (from.run & over_) != 0);
-  if (again || from.turn != Lies::Turn() || from.is_routed())
+  if (again || !from.turn.is_home() || from.is_routed())
     return wrong("cannot cut into flat runs", a_, from);
   Lies made = from;
   if (from.kind == Lies::kCut) made.dims = 0, made.run |= over_;

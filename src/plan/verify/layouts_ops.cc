@@ -303,7 +303,7 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
 // Each row of the own block gets its place among those that are sent along this axis.
 OpLayouts::Made OpLayouts::place_rows(const Attrs& attrs, const LaidOut& index) {
   const Lies& own = index.lies;
-  if (own.kind != Lies::kCut || own.run != 0 || own.turn != Lies::Turn() || own.index == 0)
+  if (own.kind != Lies::kCut || own.run != 0 || !own.turn.is_home() || own.index == 0)
     return refuse("which finds places for rows of no block");
   if (attrs.integer("ranks") != ranks_)
     return refuse("which sends rows to another number of ranks");

@@ -80,7 +80,9 @@ class OpLayouts {
   std::vector<Cut> cuts_of(const Use& use, size_t input) const;
   Made by_cut(const Use& use, const Cut& cut);
   static std::pair<uint32_t, uint32_t> beside_all(const Use& use);
-  Made by_turns(const Use& use, Cut cut) const;
+  Made by_turns(const Use& use, const Cut& cut) const;
+  static Lies::Turn turn_of(const Use& use, size_t output);
+  std::optional<Lies::Turn> together(Lies::Turn a, const Lies::Turn& b) const;
   Made of_parts(const Use& use, const Lies::Turn& turn);
   Made merge_parts(const Use& use);
   Made add_parts(const Use& use);

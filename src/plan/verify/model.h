@@ -292,8 +292,9 @@ void check_memory(const Model& model, const Section& section, const Clocks& cloc
 struct CutDim {
   uint32_t dims = 0;
   int64_t ranks = 0;  // 0: unknown
-  // Of no cut: `dims` count packed rows; the value has the places of such.
-  static constexpr int64_t kPacked = -1, kPlaces = -2;
+  // Of no cut: `dims` count packed rows; the value has the places of such; it is a partial result,
+  // of some of the blocks that go through a ring.
+  static constexpr int64_t kPacked = -1, kPlaces = -2, kPartial = -3;
   auto operator<=>(const CutDim&) const = default;
 };
 using CutDims = std::vector<std::vector<CutDim>>;  // by value of a program

@@ -82,6 +82,7 @@ WholeRun::WholeRun(Values& values, const Program& program, std::span<const uint6
   held_.resize(program.values.size());
   for (const auto& [value, bytes] : program.literals) {
     held_[static_cast<size_t>(value)] = symbol_of(bytes);
+    if (values_.made) values_.made->insert(symbol_of(bytes));
     if (std::all_of(bytes.begin(), bytes.end(),
                     [](auto byte) { return byte == decltype(byte)(0); }))
       values_.rows.try_emplace(symbol_of(bytes), Values::Row{});
@@ -160,7 +161,8 @@ WholeRun::Made WholeRun::product(const ProgramOp& op) {
   return {adds_to_sum(op, 2) ? made[0] + sum : join_symbols(made[0], sum)};
 }
 
-// A result of a block that rotates through a ring remains such a block, until all are joined.
+// A result of a block that rotates through a ring remains such a block, until all are joined. Rule
+// layout proves of partial results that no block counts twice.
 WholeRun::Made WholeRun::make(Use use) {
   const auto is_turn = [&](const Operand& one) { return values_.of_turn(one.symbol).has_value(); };
   const bool any = std::any_of(use.inputs.begin(), use.inputs.end(), is_turn),
@@ -168,7 +170,13 @@ WholeRun::Made WholeRun::make(Use use) {
   if (!any) return make_one(use);
   for (Operand& one : use.inputs) one.symbol = values_.of_turn(one.symbol).value_or(one.symbol);
   const size_t half = use.inputs.size() / 2;
-  bool same = use.op == "Add" || use.op == "AttentionMerge";
+  const auto is_partial = [](const Operand& one) {
+    return one.cuts && std::ranges::any_of(*one.cuts, [](const CutDim& cut) {
+             return cut.ranks == CutDim::kPartial;
+           });
+  };
+  bool same = (use.op == "Add" || use.op == "AttentionMerge") &&
+              std::ranges::all_of(use.inputs, is_partial);
   for (size_t i = 0; i < half; ++i)
     same = same && use.inputs[i].symbol == use.inputs[half + i].symbol;
   Made made;
@@ -346,18 +354,26 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
 
 // Checks the attribute `whole` of an op on parts, the extent over all ranks: it is that on one
 // device or, if that is padded, a multiple of the number of ranks. One device may compute parts,
-// too, one after the other; its own attribute then says the extent.
+// too, one after the other; its own attribute then says the extent. Attention says it of keys, too.
 bool WholeRun::says_whole(const OpDef& def, const OpTypes& types, uint64_t symbol) const {
-  const int64_t all = types.attrs.integer("whole", -1);
-  if (all < 0 || !def.loops) return true;
-  if (values_.shapes) values_.shapes->extents.try_emplace(symbol, all);
+  const int64_t all = types.attrs.integer("whole", -1), keys = types.attrs.integer("keys", -1);
+  if ((all < 0 && keys < 0) || !def.loops) return true;
+  if (values_.shapes && all >= 0) values_.shapes->extents.try_emplace(symbol, all);
   if (!values_.whole_shapes) return true;
   const LoopRule rule = def.loops(types);
-  const auto known = values_.whole_shapes->operands.find(symbol);
-  if (rule.firsts.empty() || known == values_.whole_shapes->operands.end()) return true;
-  const LoopRule::Dim letter{rule.firsts[0].first};
   const auto part = values_.whole_shapes->extents.find(symbol);
-  if (part != values_.whole_shapes->extents.end() && part->second == all) return true;
+  const bool is_part = part != values_.whole_shapes->extents.end() && part->second == all;
+  return (all < 0 || rule.firsts.empty() || is_part ||
+          is_extent(rule, rule.firsts[0].first, all, types, symbol)) &&
+         (keys < 0 || !rule.turns || is_extent(rule, rule.turns->other, keys, types, symbol));
+}
+
+// Returns whether one device has `all` iterations of the letter, as far as it is known.
+bool WholeRun::is_extent(const LoopRule& rule, char of, int64_t all, const OpTypes& types,
+                         uint64_t symbol) const {
+  const auto known = values_.whole_shapes->operands.find(symbol);
+  if (known == values_.whole_shapes->operands.end()) return true;
+  const LoopRule::Dim letter{of};
   const auto fits = [&](int64_t own, int64_t whole) {
     const bool filled = all > whole && own > 0 && all % own == 0;
     return all == whole || (filled && values_.parts.contains(all / own));

@@ -65,6 +65,8 @@ class WholeRun {
   Made with_ends(const OpDef& def, const LoopRule& rule, const Use& use, const std::string& letters,
                  Made made);
   bool says_whole(const OpDef& def, const OpTypes& types, uint64_t symbol) const;
+  bool is_extent(const LoopRule& rule, char of, int64_t all, const OpTypes& types,
+                 uint64_t symbol) const;
   uint64_t in_shape(const Use& use) const;
   uint64_t in_dims(uint64_t symbol, const Use& use);
   uint64_t of_shapes(uint64_t symbol, uint64_t key, const std::vector<Part>& own);

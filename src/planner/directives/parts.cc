@@ -14,11 +14,16 @@ namespace {
 constexpr int32_t kOutside = -1;
 
 // Finds the regions of a directive: ops whose scope a pattern matches, one region for each of its
-// captures, and ops without a scope that work on what a region makes.
+// captures, and ops without a scope that work on what a region makes. Where samples or tokens are
+// split, too, each share or chunk has regions of its own.
 class PartFinder {
  public:
-  PartFinder(const Graph& graph, const Split& split, int32_t first)
-      : graph_(graph), split_(split), first_(first) {}
+  // `chunks`: the split of samples or tokens; null: there is none.
+  PartFinder(const Graph& graph, const Split& split, int32_t first, const Split* chunks)
+      : graph_(graph),
+        split_(split),
+        first_(first),
+        chunk_tag_(chunks ? graph.tag_index(chunks->as) : -1) {}
 
   Result<PartCut> find(const std::vector<MeshAxis>& mesh) {
     PIPER_TRY(find_regions());
@@ -81,8 +86,9 @@ class PartFinder {
   }
   int32_t matched(const Node& node) {
     const auto match = split_.scope->match(node.scope);
-    if (!match) return kOutside;
-    std::vector<int64_t> captures;
+    const int32_t chunk = chunk_tag_ < 0 ? 0 : graph_.tag(node, chunk_tag_);
+    if (!match || chunk == kNoTag) return kOutside;
+    std::vector<int64_t> captures{chunk};
     for (const auto& [name, value] : match->captures) captures.push_back(value);
     const auto next = first_ + static_cast<int32_t>(ids_.size());
     return ids_.try_emplace(std::move(captures), next).first->second;
@@ -206,8 +212,9 @@ class PartFinder {
   const Graph& graph_;
   const Split& split_;
   const int32_t first_;  // the number of the first region
+  const int chunk_tag_;  // of nodes: the share or chunk; -1: none
   PartCut cut_;
-  std::map<std::vector<int64_t>, int32_t> ids_;  // by captures
+  std::map<std::vector<int64_t>, int32_t> ids_;  // by share or chunk, and captures
   std::set<std::string> tensors_;
   std::set<size_t> brings_;  // nodes
 };
@@ -234,7 +241,7 @@ Status check_once(const Graph& graph, const Strategy& strategy, const Split& spl
 }  // namespace
 
 std::vector<bool> ops_in_parts(const Graph& graph, const Split& split) {
-  PartFinder finder(graph, split, 0);
+  PartFinder finder(graph, split, 0, nullptr);
   std::vector<bool> in_parts(graph.nodes.size());
   const Result<PartCut> cut = finder.find({});  // apply_parts says what is wrong with it
   for (size_t n = 0; cut && n < in_parts.size(); ++n) in_parts[n] = cut->region[n] != kOutside;
@@ -295,7 +302,7 @@ Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& ou
   int32_t first = 0;
   for (const Split& split : strategy.splits) {
     if (!split.of_region()) continue;
-    PartFinder finder(step, split, first);
+    PartFinder finder(step, split, first, strategy.chunk_split());
     PIPER_ASSIGN(PartCut cut, finder.find(strategy.mesh));
     PIPER_TRY(check_once(step, strategy, split, cut));
     first += static_cast<int32_t>(finder.count());

@@ -370,6 +370,14 @@ Error wrong_way(const ShardRule& rule, const AxisCut& longer, const AxisCut& sho
       .with_note(fmt::format("help: `over: [{}, {}]`", longer.name, shorter.name));
 }
 
+// Returns whether a line cuts a dim over `longer` first, and each of its blocks over this axis.
+bool cuts_within(const Strategy& strategy, const AxisCut& cut, const AxisCut& longer) {
+  return std::ranges::any_of(strategy.shards, [&](const ShardRule& rule) {
+    return rule.over.front() == cut.name && !rule.match &&
+           std::ranges::count(rule.within, longer.name) > 0;
+  });
+}
+
 // Of a dim that is cut over several axes the first has the longer blocks. Where an axis after this
 // one cuts into longer blocks, this one cuts each of these.
 Status set_stretches(const Graph& step, const Strategy& strategy, std::span<AxisCut> cuts) {
@@ -386,12 +394,6 @@ Status set_stretches(const Graph& step, const Strategy& strategy, std::span<Axis
               rule, cut, before,
               fmt::format("heads exchanged over '{}', which has longer blocks than '{}'",
                           before.name, cut.name));
-      // The keys of a ring over shorter blocks are no stretch of all, which nothing proves right.
-      for (const AxisCut& later : cuts.subspan(c + 1))
-        if (attends_by(cut, AttentionBy::kRing) && is_longer(later))
-          return wrong_way(rule, cut, later,
-                           fmt::format("a ring over '{}', which has shorter blocks than '{}'",
-                                       cut.name, later.name));
       int64_t outer = 1;
       for (size_t later = c + 1; later < cuts.size(); ++later)
         for (size_t a = 0; a < rule.within.size(); ++a)
@@ -461,10 +463,17 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
   // The order of the mesh decides nothing but where axes are alike: zeros are masked in what is
   // whole, not in what comes by in turn; what inputs begin with all ops after them have, and
   // tokens are mixed by fewer ops than samples are by lookups.
-  std::stable_sort(cuts.begin(), cuts.end(), [&](const AxisCut& a, const AxisCut& b) {
-    return std::tuple(adds_zeros(step, a), last_input_dim(step, a), exchanges_heads(a)) >
-           std::tuple(adds_zeros(step, b), last_input_dim(step, b), exchanges_heads(b));
-  });
+  const auto rank = [&](const AxisCut& cut) {
+    return std::tuple(adds_zeros(step, cut), last_input_dim(step, cut), exchanges_heads(cut));
+  };
+  std::ranges::stable_sort(cuts, std::greater(), rank);
+  // The keys of a ring are stretches of all keys if axes with longer blocks have cut them before.
+  for (size_t c = 1; c < cuts.size(); ++c)
+    for (size_t i = c;
+         i > 0 && rank(cuts[i - 1]) == rank(cuts[i]) &&
+         attends_by(cuts[i - 1], AttentionBy::kRing) && cuts_within(strategy, cuts[i - 1], cuts[i]);
+         --i)
+      std::swap(cuts[i - 1], cuts[i]);
   PIPER_TRY(set_stretches(step, strategy, cuts));
   add_zeros(cuts);
   for (size_t c = 0; c < cuts.size(); ++c)

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "match.h"
 #include "piper/ir/ops.h"
 #include "piper/planner/cost.h"
 #include "piper/planner/directives.h"
@@ -134,18 +135,7 @@ Result<std::vector<int64_t>> sizes_of(const Graph& step, const Strategy& strateg
 }
 
 Status check_beside(const Strategy& strategy, const Split& split) {
-  for (const Split& other : strategy.splits)
-    if (other.of_region())
-      return fail(split.at, "not supported: a split of {} together with a split by scope",
-                  words_of(split).what)
-          .with_note(fmt::format("the other split is at {}", line_of(other.at, split.at)))
-          .with_note("help: remove one of the two");
   if (split.of_samples) return ok_status();
-  for (const ShardRule& shard : strategy.shards)
-    if (shard.by == ShardRule::By::kRing)
-      return fail(shard.at, "not supported: ring attention together with a split of tokens")
-          .with_note(fmt::format("tokens are split at {}", line_of(split.at, shard.at)))
-          .with_note("help: write `by: gather` or `by: heads`");
   for (const Place& place : strategy.places) {
     bool names = std::ranges::any_of(place.where, [&](const auto& c) { return c.tag == split.as; });
     for (const auto* expressions : {&place.tags, &place.on})

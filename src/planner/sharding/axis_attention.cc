@@ -113,14 +113,6 @@ Error no_tokens(const Rewriter& rewriter, const Node& node, const AttentionCut& 
   return error;
 }
 
-// Returns whether an axis before has keys that come by in turn.
-bool is_turn_of_another(const State& state, const Node& node) {
-  const std::vector<NodeId>& readers = state.readers[node.outputs[0].index()];
-  return std::any_of(readers.begin(), readers.end(), [&](NodeId reader) {
-    return state.graph.node(reader).op == "AttentionMerge";
-  });
-}
-
 // What attention makes has tokens in blocks again for all others; its gradient has it as it was.
 void lower_by_heads(Rewriter& rewriter, NodeId id, const Choice& choice, const Layout& tokens) {
   rewriter.rewrite(id, choice);
@@ -176,7 +168,9 @@ class Ring {
     if (before.valid())  // among the keys that axes before have left
       number = rewriter_.add(rewriter_.beside(placed_, "Add", {before, number}, {}), {});
     node.inputs[first] = number;
-    if (is_masked && !node.attrs.find("keys")) node.attrs.set("keys", keys);
+    // Rings over axes before have found out how many keys there are.
+    const bool has_others = !before.valid() && node.attrs.integer("whole", keys) != keys;
+    if ((is_masked || has_others) && !node.attrs.find("keys")) node.attrs.set("keys", keys);
     return node;
   }
 
@@ -286,6 +280,14 @@ Status check_in_order(const State& state, const Node& node, const SourceSpan& at
       .with_note("help: `shard: {input: \"*\", dim: 1, over: …}` cuts tokens over devices instead");
 }
 
+// Returns how keys are cut: like queries, unless keys of several chunks are, each by itself.
+LoopCut keys_of(const State& state, const Node& node, const Loops& loops, LoopCut queries) {
+  queries.letter = letters(loops, node, 1, true)[0];
+  const Layout& k = state.layout(node.inputs[1]);
+  const auto keys = k.kind == kCut ? cut_of(loops.input(1), k, state.cut.ranks) : std::nullopt;
+  return keys && keys->letter == queries.letter ? *keys : queries;
+}
+
 }  // namespace
 
 const AttentionCut* attention_of(const AxisCut& cut, const Node& node) {
@@ -307,9 +309,8 @@ Status lower_attention(Rewriter& rewriter, NodeId id, const Loops& loops, const 
   const auto choice = [&](const LoopCut& cut) { return loop_choice(state, node, loops, cut); };
   if (how.by == AttentionBy::kGather) return rewriter.rewrite(id, choice(*queries)), ok_status();
   const bool in_turn = how.by == AttentionBy::kRing;
+  const LoopCut keys = keys_of(state, node, loops, *queries);
   const LoopCut heads{letters(loops, node, 0, false)[0], 1};
-  LoopCut keys = *queries;
-  keys.letter = letters(loops, node, 1, true)[0];
   const Layout k = layout_of(loops.input(1), in_turn ? keys : heads).value_or(Layout{});
   const int64_t extent =
       k.kind == kCut ? state.type_of(node.inputs[1]).shape[static_cast<size_t>(k.dim)] : 0;
@@ -317,13 +318,6 @@ Status lower_attention(Rewriter& rewriter, NodeId id, const Loops& loops, const 
     return refusal(state, node, how,
                    fmt::format("has {} {}, which {} ranks of '{}' do not divide", extent,
                                in_turn ? "keys" : "heads of keys", ranks, state.cut.name));
-  if (in_turn && is_turn_of_another(state, node)) {
-    Error error = refusal(state, node, how,
-                          "has keys that come by in turn over another axis already: a ring over "
-                          "two axes is not supported");
-    error.notes.emplace_back("help: `by: gather` or `by: heads` over one of them");
-    return error;
-  }
   if (in_turn && node.outputs.size() > 3 && state.type_of(node.inputs[mask_of(node)]).shape[2] == 1)
     return refusal(state, node, how,
                    "trains a mask that all queries share, which is not done by ring");

@@ -9,7 +9,8 @@
 //   causal        1: query i sees the keys j ≤ i + offset; first, first_key: the numbers of the
 //                 first query and of the first key, or, i64[n], of those of each of n equal
 //                 stretches of them: query i of T has the number first[i / (T/n)] + i % (T/n)
-//   keys          with first_key: how many there are in all, for which the mask is
+//   keys          with first_key: how many there are in all, for which the mask is, or which causal
+//                 queries see if there are not as many queries (see `whole`)
 //   masked_score  what a score becomes where a boolean mask is false; -∞ when absent
 // of Attention: hidden_score, the finite score beside which nothing is left of others, where the
 // mask may give it to all keys of a query; and of AttentionGrad: mask_grad, 1 to make dmask.
@@ -354,11 +355,13 @@ OpSample sample_of(const Sample& use, bool grad) {
   return sample;
 }
 
-// These are attributes of a use whose mask is this input; `masked_score` needs a boolean mask.
+// These are attributes of a use whose mask is this input: `keys` if it is over these, or if their
+// numbers are known, `masked_score` if it is boolean.
 template <size_t mask>
 OpAttribute keys() {
   return {"keys", kInteger, [](const OpDef&, const OpTypes& use) {
-            return has_input(use, mask) && use.inputs[mask].shape[3] != 1;
+            const bool is_masked = has_input(use, mask) && use.inputs[mask].shape[3] != 1;
+            return is_masked || (use.attrs.integer("causal") != 0 && has_input(use, mask + 2));
           }};
 }
 template <size_t mask>
