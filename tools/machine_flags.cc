@@ -24,7 +24,7 @@ Result<double> milliseconds(const std::string& text, const std::string& number) 
 Result<StatedCosts> read_costs(const std::vector<std::string>& all) {
   StatedCosts costs{0, 0, 0, 0, 0, 0, {}};
   constexpr std::array<std::string_view, 4> kPasses = {"F", "B", "BI", "BW"};
-  double* const usual[] = {&costs.forward, &costs.backward, &costs.input_half, &costs.weight_half};
+  std::array<std::optional<double>, 4> usual;
   std::vector<std::tuple<int32_t, size_t, double>> of_stages;
   for (const std::string& text : all) {
     const size_t equals = text.find('='), sign = std::min(text.find('@'), equals);
@@ -41,7 +41,7 @@ Result<StatedCosts> read_costs(const std::vector<std::string>& all) {
             .with_code(ExitCode::kUsage);
       of_stages.emplace_back(std::atoi(stage.c_str()), pass - kPasses.begin(), value);
     } else if (pass != kPasses.end()) {
-      *usual[pass - kPasses.begin()] = value;
+      usual[static_cast<size_t>(pass - kPasses.begin())] = value;
     } else if (name == "U" || name == "send") {
       (name == "U" ? costs.update : costs.send) = value;
     } else {
@@ -52,7 +52,11 @@ Result<StatedCosts> read_costs(const std::vector<std::string>& all) {
           .with_code(ExitCode::kUsage);
     }
   }
-  if (costs.backward == 0) costs.backward = costs.input_half + costs.weight_half;
+  // As of a policy's costs.
+  costs.forward = usual[0].value_or(0);
+  costs.input_half = usual[2].value_or(costs.forward);
+  costs.weight_half = usual[3].value_or(costs.forward);
+  costs.backward = usual[1].value_or(costs.input_half + costs.weight_half);
   for (const auto& [stage, pass, value] : of_stages) {
     const auto own = costs.of_stage.try_emplace(
         stage,

@@ -26,7 +26,8 @@ struct Flags {
 constexpr const char* kFooter =
     "\nCosts: of a cluster file (formats/cluster.md), of a profile (piper-run --profile), or "
     "stated:\n"
-    "  --costs F=18,BI=18,BW=9,send=0.6     milliseconds of a microbatch; F@3=20 is stage 3's\n"
+    "  --costs F=18,BI=18,BW=9,send=0.6     milliseconds of a microbatch; F@3=20 is stage 3's; BI "
+    "and BW default to F, B to both together\n"
     "\nExit codes: 0 done, 1 the cluster, the profile or the costs do not fit the plans, 2 wrong "
     "usage, 4 the plans cannot be read or followed, 12 the system "
     "refused a file or memory";
@@ -76,8 +77,10 @@ Status run_one(const Flags& flags, const PlanSet& set) {
 Status run(const Flags& flags) {
   PIPER_ASSIGN(const PlanFolder folder, read_plan_folder(flags.plans));
   if (folder.sets.size() == 1 || flags.shows()) {  // one that is not named is refused by the reader
-    PIPER_ASSIGN(const PlanSet set, read_plan_set(flags.plans));
-    return run_one(flags, set);
+    Result<PlanSet> set = read_plan_set(flags.plans);
+    if (!set && folder.sets.size() > 1) set.error().code = ExitCode::kUsage;
+    PIPER_ASSIGN(const PlanSet one, std::move(set));
+    return run_one(flags, one);
   }
   std::vector<PlanSet> sets;
   std::vector<int64_t> first_steps;
@@ -105,7 +108,8 @@ int main(int argc, char** argv) {
   app.footer(piper::kFooter);
   piper::Flags flags;
   app.add_option("PLANS", flags.plans,
-                 "the directory that piperc wrote; of several plan sets, each is predicted")
+                 "the directory that piperc wrote; of several plan sets, each is predicted; --why, "
+                 "--trace and --html are of one")
       ->required();
   flags.machine.add(app, true);
   app.add_option("-I", flags.library, "a folder to search first for clusters of the library")

@@ -161,6 +161,10 @@ TEST_F(Checkpoints, OtherSettingsAreNamedAndMayBeAccepted) {
   const auto slip = run("slower", resume + " --accept ler");
   EXPECT_EQ(slip.first, 2) << slip.second;
   EXPECT_NE(slip.second.find("'ler' is no setting"), std::string::npos) << slip.second;
+  EXPECT_NE(slip.second.find("= note: there are model, data, seed, shuffle, "), std::string::npos)
+      << slip.second;
+  const size_t first = slip.second.find("optimizer.adamw.lr,");
+  EXPECT_EQ(slip.second.find("optimizer.adamw.lr,", first + 1), std::string::npos) << slip.second;
   const auto seeded = run("ddp2", resume + " --seed 5");
   EXPECT_EQ(seeded.first, 2) << seeded.second;
   EXPECT_NE(seeded.second.find("seed: 0 before, 5 now"), std::string::npos) << seeded.second;

@@ -111,7 +111,7 @@ TEST_F(Tolerate, WhatCannotBeMadeIsSaid) {
   EXPECT_EQ(simulated.second.find("ramp-up"), std::string::npos) << simulated.second;
   const auto alone = run_shell(fmt::format("{}/bin/piper-sim {} --costs F=1,B=2 --why 0@1 2>&1",
                                            PIPER_BINARY_DIR, path("gap")));
-  EXPECT_NE(alone.first, 0);
+  EXPECT_EQ(alone.first, 2);
   EXPECT_NE(alone.second.find("it has 2 plan sets: name one of them, "), std::string::npos)
       << alone.second;
 }

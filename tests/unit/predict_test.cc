@@ -140,6 +140,16 @@ TEST(Predict, WhyNamesTheTaskAndItsRank) {
       "rank 2 computes 'B stage=1 mb=0' from 21 ms to 41 ms (stated)\n");
 }
 
+// As of a policy's costs.
+TEST(Predict, BackwardsThatAreNotStatedTakeTwoForwards) {
+  const std::string sim = fmt::format("piper-sim {} --no-sensitivity --costs ", plans());
+  const auto [code, text] = run(sim + "F=10,send=1");
+  EXPECT_EQ(code, 0) << text;
+  EXPECT_EQ(text, run(sim + "F=10,BI=10,BW=10,send=1").second);
+  EXPECT_EQ(text, run(sim + "F=10,B=20,send=1").second);
+  EXPECT_NE(text, run(sim + "F=10,B=0,send=1").second);
+}
+
 TEST(Predict, WhatIsWrongIsNamed) {
   const struct {
     std::string words, says;

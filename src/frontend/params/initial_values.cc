@@ -94,11 +94,19 @@ std::optional<Part> InitialValues::find_part(const RecoveredParam& param,
   const std::string rows = text_of(param.data);
   std::optional<Part> found;
   for (size_t d = 0; d < own.size(); ++d) {
-    for (int64_t first = 0; own[d] != whole[d] && first + own[d] <= whole[d]; ++first) {
+    // Whole rows are together: a table of many positions is not copied for each of them.
+    const bool is_rows = d == 0 && std::equal(own.begin() + 1, own.end(), whole.begin() + 1);
+    const auto equals = [&](int64_t first) {
+      if (is_rows)
+        return as_text(all.span())
+                   .substr(all.size / static_cast<size_t>(whole[0]) * static_cast<size_t>(first),
+                           rows.size()) == rows;
       std::vector<int64_t> starts(own.size(), 0), steps(own.size(), 1);
       starts[d] = first;
-      if (as_text(slice_bytes(all, whole, starts, steps, own, param.type.dtype).span()) != rows)
-        continue;
+      return as_text(slice_bytes(all, whole, starts, steps, own, param.type.dtype).span()) == rows;
+    };
+    for (int64_t first = 0; own[d] != whole[d] && first + own[d] <= whole[d]; ++first) {
+      if (!equals(first)) continue;
       if (found) return {};
       found = Part{d, first};
     }

@@ -44,14 +44,13 @@ int64_t first_sample(const State& state, const SampleRange& samples) {
   return first;
 }
 
-Status bind_input(State& state, const Instruction& from, Op& op) {
+Status bind_input(State& state, const Instruction& from, std::span<const InputNeed> needs, Op& op) {
   if (from.input.empty()) {
     op.size = first_sample(state, from.samples);
     op.count = from.samples.count;
     if (state.type(from.args[0]) == TensorType{DType::kI64, {op.count}}) return ok_status();
     return wrong_plan(state, op, fmt::format("the numbers of {} samples do not fit", op.count));
   }
-  PIPER_ASSIGN(std::vector<InputNeed> needs, data_needs(*state.source.set));
   const std::vector<DataInput>& inputs = state.role->inputs;
   const auto input =
       std::find_if(inputs.begin(), inputs.end(), [&](auto& n) { return n.name == from.input; });
@@ -335,6 +334,7 @@ size_t least_args(InstructionKind kind) {
 struct Bound {
   std::vector<int32_t> programs, communicators;
   std::vector<int64_t> group_sizes;
+  std::vector<InputNeed> needs;
 };
 
 // Returns the position of the member `turn` before its own; -1: there is none.
@@ -403,7 +403,7 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
     case InstructionKind::kCompute:
       return bind_compute(state, from, bound.programs, op);
     case InstructionKind::kInput:
-      return bind_input(state, from, op);
+      return bind_input(state, from, bound.needs, op);
     case InstructionKind::kSend:
     case InstructionKind::kRecv:
       return bind_message(state, from, op);
@@ -522,6 +522,7 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(fill_buffers(*state));
   PIPER_TRY(start_helper(*state));
   Bound bound;
+  PIPER_ASSIGN(bound.needs, data_needs(*source.set));
   PIPER_TRY(load_programs(*state, bound));
   size_t instructions = 0;
   for (const auto* section : role.sections()) instructions += section->size();

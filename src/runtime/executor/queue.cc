@@ -135,7 +135,7 @@ Result<bool> capture_body(State& state, int64_t step) {
     Result<int32_t> graph = state.backend.end_capture(queues.all[0]);
     if (!queued) {
       Error error = std::move(queued).error();
-      error.notes.push_back("note: its step was made a graph of; --graphs off does without");
+      error.notes.push_back("its step was made a graph of; --graphs off does without");
       return error;
     }
     if (graph)

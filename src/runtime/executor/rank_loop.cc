@@ -174,7 +174,7 @@ class Steps {
   }
   // Returns whether the job goes on with other plans after the steps that have begun.
   bool goes_on() const { return run_.options.on_end && begun_ == run_.options.steps && !stop_; }
-  Status rest_if_due(bool last);
+  Status evaluate_and_save_if_due(bool last);
   Status evaluate(bool last);
   bool lacks_data(int64_t step);
   bool is_out_of_time() const;
@@ -189,11 +189,11 @@ class Steps {
   bool stop_ = false, last_ = false;
   bool drains_ = false;  // the step ends before the next one begins: something is due between them
   bool save_ = false;    // some rank was told to write a checkpoint
-  int64_t begun_, ended_;       // so many steps
-  bool counts_none_ = false;    // the step that ended last: it was not finite
-  int64_t left_out_ = 0;        // steps of data
-  std::optional<double> loss_;  // rank 0's: of the last step that ended
-  int64_t evaluated_ = -1;      // after so many steps the last time
+  int64_t begun_, ended_;         // so many steps
+  bool step_was_undone_ = false;  // the step that ended last, which was not finite
+  int64_t left_out_ = 0;          // steps of data
+  std::optional<double> loss_;    // rank 0's: of the last step that ended
+  int64_t evaluated_ = -1;        // after so many steps the last time
   bool has_evaluated_ = false;
   std::optional<double> evaluation_loss_;  // rank 0's: of the first set, then
   Clock::time_point since_;  // when the step began, or where they are late, the one before ended
@@ -218,7 +218,7 @@ Status Steps::tell_memory(bool is_loaded) {
 }
 
 Status Steps::begin(int64_t step) {
-  counts_none_ = false;
+  step_was_undone_ = false;
   // A step that has begun is finished.
   last_ = step + 1 == run_.options.steps || (stop_ && overlap_);
   drains_ = overlap_ && !last_ && (is_save_due(step + 1) || is_evaluation_due(step + 1));
@@ -263,7 +263,7 @@ Status Steps::end(int64_t step, bool last) {
   stop_ = heard.stop;
   save_ |= heard.save;
   if (!overlap_) PIPER_TRY(judge(metrics, heard.words));
-  if (!counts_none_) loss_ = metrics.loss;
+  if (!step_was_undone_) loss_ = metrics.loss;
   if (step == run_.options.first_step + 1) PIPER_TRY(tell_memory(/*is_loaded=*/false));
   longest_s_ = std::max(longest_s_, seconds());
   if (late_) since_ = ended;
@@ -288,7 +288,7 @@ Status Steps::judge(const StepMetrics& metrics, uint8_t words) {
   run_.executor.undo_numbers();
   if (run_.control.rank() == 0) run_.result.steps.pop_back();
   begun_ = ended_ = metrics.step;
-  counts_none_ = true;
+  step_was_undone_ = true;
   return ok_status();
 }
 
@@ -299,7 +299,7 @@ Status Steps::go_back(const StepMetrics& metrics) {
                roll_back(run_.options, run_.control, run_.executor, metrics.step, left_out_));
   run_.checkpoints->go_back(done, left_out_);
   begun_ = ended_ = done;
-  counts_none_ = true;
+  step_was_undone_ = true;
   last_ = false;
   evaluated_ = -1;
   loss_.reset();
@@ -313,9 +313,9 @@ Status Steps::go_back(const StepMetrics& metrics) {
 
 // Asks for the results of all steps before this one.
 Status Steps::end_until(int64_t step, bool last) {
-  while (ended_ < step && !counts_none_) {
+  while (ended_ < step && !step_was_undone_) {
     PIPER_TRY(end(ended_, last && ended_ + 1 == step));
-    if (!counts_none_) ++ended_;
+    if (!step_was_undone_) ++ended_;
   }
   return ok_status();
 }
@@ -332,7 +332,7 @@ bool Steps::is_out_of_time() const {
 
 // Does what is to be done when all steps that have begun are asked for their results: evaluates,
 // then writes a checkpoint, which says what was found.
-Status Steps::rest_if_due(bool last) {
+Status Steps::evaluate_and_save_if_due(bool last) {
   const bool rests = last || !overlap_ || drains_;
   const auto saves = [&] {
     return rests && run_.checkpoints != nullptr && (last || is_save_due(begun_));
@@ -391,7 +391,7 @@ Status Steps::run_steps() {
     if (!late_) PIPER_TRY(end_until(begun_, last_ || drains_));
     if (late_) PIPER_TRY(end_until(begun_ - 1, false));
     last_ = last_ || (stop_ && !overlap_);
-    if (!last_) PIPER_TRY(rest_if_due(/*last=*/false));
+    if (!last_) PIPER_TRY(evaluate_and_save_if_due(/*last=*/false));
     last_ = last_ || (stop_ && !overlap_);
   }
   return ok_status();
@@ -403,7 +403,7 @@ Status Steps::run() {
   PIPER_TRY(tell_memory(/*is_loaded=*/true));
   run_.control.set_timeout(wait_limit(run_.options, 0));
   if (overlap_ && begun_ >= steps)
-    return run_.options.evaluation.empty() ? ok_status() : rest_if_due(/*last=*/true);
+    return run_.options.evaluation.empty() ? ok_status() : evaluate_and_save_if_due(/*last=*/true);
   Heard heard;
   if (run_.checkpoints != nullptr) PIPER_TRY(agree(run_, 0, heard));  // signals during load
   last_ = stop_ = heard.stop;
@@ -414,7 +414,7 @@ Status Steps::run() {
     PIPER_TRY(end_until(begun_, true));
   } while (begun_ < steps && !last_);  // the last one may have sent the job back
   if (!overlap_) PIPER_TRY(run_.executor.run_epilogue(steps));
-  PIPER_TRY(rest_if_due(/*last=*/true));
+  PIPER_TRY(evaluate_and_save_if_due(/*last=*/true));
   run_.result.goes_on = goes_on();
   run_.result.left_out = left_out_;
   if (!run_.result.goes_on) PIPER_TRY(inject_fault("end", run_.control.rank(), begun_));

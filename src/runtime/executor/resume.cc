@@ -196,7 +196,9 @@ Status check_accepted(const StartOptions& asked, const std::string& before,
                       const std::string& now) {
   std::vector<std::string> known{"model", "data", "seed", "shuffle"};
   for (const std::string* strategy : {&before, &now})
-    for (std::string& name : setting_names(*strategy)) known.push_back(std::move(name));
+    for (std::string& name : setting_names(*strategy))
+      if (std::find(known.begin(), known.end(), name) == known.end())
+        known.push_back(std::move(name));
   for (const std::string& name : asked.accept) {
     const bool covers = std::any_of(known.begin(), known.end(), [&](const std::string& setting) {
       return covers_setting(name, setting);
@@ -204,7 +206,7 @@ Status check_accepted(const StartOptions& asked, const std::string& before,
     if (!covers)
       return usage(fmt::format("--accept: '{}' is no setting{}", quote_control(name),
                                did_you_mean(name, known)))
-          .with_note(fmt::format("note: there are {}", join(known, ", ")));
+          .with_note(fmt::format("there are {}", join(known, ", ")));
   }
   return ok_status();
 }
