@@ -194,6 +194,38 @@ class Stateful(nn.Module):
         return loss
 
 
+class Counters(nn.Module):
+    """Buffers of integers and booleans that forward changes: those of a batch norm, that of a queue's place, on which the loss depends, counts of
+    labels, and one that is set to a constant; where `reads`, it is read, too."""
+
+    def __init__(self, reads=False, large=False):
+        super().__init__()
+        self.fc, self.norm, self.reads = nn.Linear(4, 4), nn.BatchNorm1d(4), reads
+        self.register_buffer("steps", torch.tensor(2**25 if large else 1000))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.int32))
+        self.register_buffer("counts", torch.zeros(3, dtype=torch.long))
+        self.register_buffer("ready", torch.tensor(False))
+
+    def forward(self, x):
+        self.steps.add_(1)
+        self.place[0] = (self.place[0] + 3) % 7
+        self.counts.add_(F.one_hot((x[:, 0] > 0).long(), 3).sum(0))
+        h = self.norm(self.fc(x)) * (2 if not self.reads else self.ready + 1)
+        self.ready.fill_(True)
+        return h.pow(3).mean() * 1000 / self.steps + (self.fc(x) * self.place).mean()
+
+
+class Ways(nn.Module):
+    """Takes another way for many samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(x.contiguous() if x.shape[0] >= 64 else x).square().mean()
+
+
 class Momentum(nn.Module):
     """A frozen teacher that follows its pupil; with `clamp`, forward changes what is trained."""
 
@@ -560,7 +592,7 @@ def differences_after(module, batches, path):
         optimizer.zero_grad()
         module(batch.double()).backward()
         optimizer.step()
-    return [name for name, value in module.state_dict().items() if name not in saved or not torch.allclose(saved[name], value, rtol=1e-6, atol=1e-9)]
+    return [name for name, value in module.state_dict().items() if name not in saved or not torch.allclose(saved[name].to(value.dtype), value, rtol=1e-6, atol=1e-9)]
 
 
 def main():
@@ -593,6 +625,12 @@ def main():
         said(frozen, (torch.randn(6, 4),), path)
         assert frozen.training and frozen.norms.training and not frozen.statistics.training, "the modes of parts have changed"
         cases.append((said(Twice(), ([batches[0]], batches[0]), path), ["refused: two inputs of Twice.forward would be called 'x_0'"]))
+        counters = Counters()
+        cases.append((said(counters, (batches[0],), path), ["buffers steps, place, counts, norm.num_batches_tracked", "4 of them hold integers", "is one of PyTorch"]))
+        assert differences_after(counters, batches, path) == []
+        cases.append((said(Counters(reads=True), (batches[0],), path), ["refused: forward reads the buffer 'ready' and sets it to a constant"]))
+        cases.append((said(Counters(large=True), (batches[0],), path), ["refused: forward changes the buffer 'steps', which has integers beyond 16777216"]))
+        cases.append((said(Ways(), (batches[0],), path), ["takes another way for batches of more than 63 samples", "is one of PyTorch"]))
         cases.append((said(Momentum(clamp=True), (batches[0],), path), ["refused: forward changes the parameter 'pupil.weight', which is trained"]))
         cases.append((said(Counts(), (batches[0],), path), ["is one of PyTorch"]))
         cases.append((said(Counts(used=True), (batches[0],), path), ["refused: what forward returns depends on steps", "register_buffer"]))

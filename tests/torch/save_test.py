@@ -165,7 +165,12 @@ def check_untouched(root, bin, folder):
     subprocess.run([bin / "piper-run", folder / "plans", "--eval-only", *[word.replace("--data", "--eval-data") for word in data],
                     "--metrics", folder / "evaluated.jsonl"], **run)
     evaluated = next(line["loss"] for line in map(json.loads, (folder / "evaluated.jsonl").read_text().splitlines()) if "evaluation" in line)
-    subprocess.run([bin / "piper-run", folder / "plans", *data, "--steps", "3", "--no-shuffle", "--save", folder / "saved.safetensors"], **run)
+    subprocess.run([bin / "piper-run", folder / "plans", *data, "--steps", "2", "--no-shuffle", "--checkpoint", folder / "checkpoints"], **run)
+    subprocess.run([bin / "piper-run", folder / "plans", *data, "--steps", "3", "--no-shuffle", "--resume", folder / "checkpoints",
+                    "--checkpoint", folder / "checkpoints", "--save", folder / "saved.safetensors"], **run)
+    for name, flag in (("exported.safetensors", []), ("exported", ["--hf"])):
+        subprocess.run([bin / "piper-checkpoint", "export", folder / "checkpoints", folder / name, *flag], **run)
+    exports = [load_file(folder / name) for name in ("exported.safetensors", "exported/model.safetensors")]
     fresh, trained, loaded = make_partly_trained(), make_partly_trained(), make_partly_trained()
     with torch.no_grad():
         wanted = fresh.eval()(pixels, labels).item()
@@ -177,6 +182,9 @@ def check_untouched(root, bin, folder):
         trained(pixels, labels).backward()
         optimizer.step()
     loaded.load_state_dict(load_file(folder / "saved.safetensors"), strict=True)
+    for exported in exports:
+        make_partly_trained().load_state_dict(exported, strict=True)
+        assert all(exported[name].equal(value) for name, value in load_file(folder / "saved.safetensors").items()), "exported otherwise than saved"
     off = {name for name, value in trained.state_dict().items() if not torch.allclose(value.float(), loaded.state_dict()[name].float(), atol=1e-4)}
     print(f"untouched: evaluated {evaluated}, {wanted} in PyTorch; loaded otherwise: {sorted(off)}", flush=True)
     return evaluated is not None and abs(evaluated - wanted) <= BOUND * wanted and not off

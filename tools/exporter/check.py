@@ -107,7 +107,7 @@ def compare_training(job, path, tools):
 
 class Step:
     """One step of PyTorch: the loss, the gradient of each parameter that has one, by its first name, and what
-    buffers of floats become, and frozen parameters that forward changes."""
+    buffers become, and frozen parameters that forward changes."""
 
     def __init__(self, job, dtype, nudge=1.0):
         module, args, kwargs = widened(job, dtype)
@@ -121,7 +121,7 @@ class Step:
             loss.backward()
         self.dtype, self.loss = dtype, loss.item()
         self.gradients = {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
-        self.buffers = {name: value for name, value in kept().items() if value.is_floating_point() and not torch.equal(value, before[name])}
+        self.buffers = {name: value for name, value in kept().items() if not torch.equal(value, before[name])}
 
     def not_finite(self):
         """What of it is no number, if anything is."""
@@ -232,9 +232,9 @@ class Comparison:
                 yield f"the buffer '{name}', which forward changes, is not saved"
                 continue
             noise = self.noise(value, [step.buffers.get(name) for step in self.others], scale)
-            if self.is_far(largest(saved[name].double() - value.double()), value, noise):
+            if self.is_far(largest(saved[name].double() - value.double()), value.double(), noise):
                 yield f"the buffer '{name}' becomes another value"
 
 
 def largest(tensor):
-    return tensor.detach().abs().max().item() if tensor.numel() else 0.0
+    return tensor.detach().double().abs().max().item() if tensor.numel() else 0.0

@@ -18,6 +18,9 @@ from .weightless import leave_out
 
 PARAMETERS, UNTOUCHED, SIGNATURE = "piper.parameters", "piper.untouched", "pkg.torch.export.ExportedProgram.graph_signature"
 STORED = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
+FLOAT = onnxscript.ir.DataType.FLOAT
+FLOATS = {FLOAT, onnxscript.ir.DataType.DOUBLE, onnxscript.ir.DataType.FLOAT16, onnxscript.ir.DataType.BFLOAT16}
+MOST_INTEGER = 2**24  # up to which float32 has all of them
 SEEDS = 40  # with which a forward that draws on the host is run: a layer that is left out once in ten is seen
 
 
@@ -29,6 +32,7 @@ class Export:
         self.dims = choose_batch(self.inputs, batch)
         self.size = size_of_batch(self.inputs, self.dims)
         self.fixed = ""  # why the batch is, where it was to be left open
+        self.most = 0  # samples with which forward takes the way that is written; 0: any number of them
         self.quiet = False
         for name, norm in module.named_modules():
             if isinstance(norm, torch.nn.modules.batchnorm._BatchNorm) and norm.training and norm.track_running_stats and norm.momentum is None:
@@ -52,6 +56,7 @@ class Export:
                 out, self.answers = self.ask(self.args, self.kwargs)
             self.leaves, self.names, self.backwards = pytree.tree_leaves(out), output_names(out), sorted(backwards.classes)
             self.loss = find_loss(self.leaves, self.names)
+            self.after = {name: value.detach().clone() for name, value in self.module.named_buffers()}
             self.refuse_hooks(sorted(self.watch.hooks))
             self.refuse_what_it_holds(kept)
             self.refuse_draws_of_host(kept)
@@ -116,33 +121,37 @@ class Export:
         return pytree.tree_map(twice, (self.args, self.kwargs))
 
     def traced(self):
-        def shaped(open_batch):
-            dim = torch.export.Dim("batch", min=1, max=2**31 - 1)
-            by_id = {id(self.inputs[name]): {at: dim} for name, at in self.dims.items() if at is not None and open_batch}
+        def shaped(most):
+            dim = torch.export.Dim("batch", min=1, max=most) if most else None
+            by_id = {id(self.inputs[name]): {at: dim} for name, at in self.dims.items() if at is not None and most}
             return pytree.tree_map(lambda leaf: by_id.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None, self.signature_arguments())
 
-        def attempt(open_batch):
+        def attempt(most):
             try:
-                return traced(open_batch)
+                return traced(most)
             except Exception as error:  # the tracer has many classes of them
+                fewer = most_samples(error, most)
+                if fewer >= self.size:
+                    self.most = fewer
+                    return attempt(fewer)
                 try:
                     with untold():
-                        return traced(open_batch)
+                        return traced(most)
                 except Exception as second:
                     further = depends_on_values(second) and not depends_on_values(error)
                     raise (second if further else error) from None
 
-        def traced(open_batch):
+        def traced(most):
             with Asked(answers=self.answers), parameters_stay(), unvalidated():
-                return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(open_batch), strict=False)
+                return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(most), strict=False)
 
         if self.size and not self.fixed:
             try:
-                return attempt(True)
+                return attempt(2**31 - 1)
             except Exception as error:
                 self.fixed = first_line(error)
         try:
-            return attempt(False)
+            return attempt(0)
         except Exception as error:
             if self.watch.gradients:
                 raise NotExported(f"forward computes gradients itself ({', '.join(sorted(self.watch.gradients))}), as a gradient penalty does: that is not supported, as "
@@ -153,12 +162,13 @@ class Export:
         return dict(inspect.signature(self.module.forward).bind(*self.args, **self.kwargs).arguments)
 
     def keep_changed_buffers(self, program):
-        """What buffers of floats become is returned, so that it is in the file: (the signature before, their names). Frozen parameters that forward
+        """What buffers become is returned, so that it is in the file: (the signature before, their names). Frozen parameters that forward
         changes, as those of a momentum encoder, are such buffers, too."""
         told = str(program.graph_signature)
         kinds = torch.export.graph_signature.OutputKind
         norms = self.statistics_of_norms(program)
         kept = []
+        self.constants = {}  # what buffers become that forward sets to the same whatever it is given
         self.mutated = {spec.target for spec in program.graph_signature.output_specs if spec.kind in (kinds.PARAMETER_MUTATION, kinds.BUFFER_MUTATION)}
         for spec in program.graph_signature.output_specs:
             if spec.kind is kinds.PARAMETER_MUTATION:
@@ -167,10 +177,19 @@ class Export:
                                       "freeze it (requires_grad_(False))")
                 place = re.escape(f"target='{spec.target}'")
                 told = re.sub(rf"(?m)PARAMETER(?=(?:_MUTATION)? {place}$)", "BUFFER", told)
-            elif spec.kind is not kinds.BUFFER_MUTATION or spec.target in norms or not self.module.get_buffer(spec.target).is_floating_point():
+            elif spec.kind is not kinds.BUFFER_MUTATION or spec.target in norms:
                 continue
+            elif is_constant(program, spec.arg.name):
+                if any(buffer == spec.target and read(program, name) for name, buffer in program.graph_signature.inputs_to_buffers.items()):
+                    raise NotExported(f"forward reads the buffer '{spec.target}' and sets it to a constant: that is not supported. Set it when the module is made")
+                self.constants[spec.target] = self.after[spec.target]
+                told = re.sub(rf"(?m)^.*: BUFFER_MUTATION target='{re.escape(spec.target)}'$", "", told)
+                continue
+            else:
+                refuse_large_integers(spec.target, self.module.get_buffer(spec.target))
             kept.append(spec.target)
             spec.kind, spec.target = kinds.USER_OUTPUT, None
+        self.mutated -= self.constants.keys()
         returned = sum(spec.kind is kinds.USER_OUTPUT for spec in program.graph_signature.output_specs)
         program.module_call_graph[0].signature.out_spec = pytree.tree_structure(tuple(range(returned)))
         return told, kept
@@ -246,6 +265,8 @@ class Export:
         for value, name in zip(graph.inputs, self.inputs):
             value.name = name
         self.name_outputs(graph)
+        for name in self.changed:
+            float_buffer(graph, name)
         for target, value in zip(self.changed, graph.outputs):  # torch.onnx numbers results anew
             told = re.sub(rf"(?m)^.*(?=: BUFFER_MUTATION target='{re.escape(target)}'$)", value.name, told)
         graph.metadata_props[SIGNATURE] = told
@@ -257,7 +278,7 @@ class Export:
 
     def keep_values(self, graph, names):
         """Has the file hold these parameters and buffers, also where nothing reads them."""
-        held = dict((*self.module.named_parameters(), *self.module.named_buffers()))
+        held = dict((*self.module.named_parameters(), *self.module.named_buffers())) | self.constants
         taken = {*graph.initializers, *self.inputs, *names}
         for value in [value for node in graph for value in node.outputs if value.name in taken]:
             value.name += "_result"  # of a call that has the name of a buffer, such as 'mean'
@@ -281,7 +302,7 @@ class Export:
         if self.loss is not None and len(of_user) == len(self.leaves):
             loss = of_user[self.loss]
             loss.name = "loss"
-            keep = [copied(graph, value) if value is loss or value.uses() else value for value in list(graph.outputs)[:count]] + [loss]
+            keep = [copied(graph, value) if value is loss or value.uses() or value.dtype not in FLOATS else value for value in list(graph.outputs)[:count]] + [loss]
             del graph.outputs[:]
             graph.outputs.extend(keep)
 
@@ -294,13 +315,19 @@ class Export:
         if tied:
             lines[0] += f"; {tied} further names of tied ones"
         if self.changed:
-            lines.append(f"  forward changes the buffers {', '.join(self.changed)}")
+            more = f" and {len(self.changed) - 8} more" if len(self.changed) > 8 else ""
+            lines.append(f"  forward changes the buffers {', '.join(self.changed[:8])}{more}")
+            integers = [name for name in self.changed if name in dict(self.module.named_buffers()) and not self.module.get_buffer(name).is_floating_point()]
+            if integers:
+                lines.append(f"  {len(integers)} of them hold integers, which are saved as float32: load_state_dict takes them as they are")
         if self.detached:
             lines.append(f"  {self.detached} results of torch.no_grad() stop gradients")
         if self.host.drawn:
             lines.append(f"  forward draws random numbers of {self.host.drawn}, which change nothing here: they are constants in the file")
         if self.fixed:
             lines.append(f"  the batch stays {self.size}: the module does not take another ({self.fixed})")
+        if self.most and not self.fixed:
+            lines.append(f"  forward takes another way for batches of more than {self.most} samples: the file has the one for fewer")
         if not self.weights:
             lines.append("  without their values, for piperc --dry-run; not compared with PyTorch")
         if self.asks_finite:
@@ -316,6 +343,12 @@ class Export:
         return torch.Size(entry["shape"]).numel()
 
 
+def most_samples(error, before):
+    """The most with which forward takes the way that the tracer followed, which its error says; 0 where it says none, or no fewer than before."""
+    said = re.search(r"(?m)^\s*batch = Dim\('batch', max=(\d+)\)\s*$", str(error))
+    return int(said[1]) if said and int(said[1]) < before else 0
+
+
 def are_close(one, other):
     """Whether forward returned the same twice, but for rounding."""
     pairs = [pair for pair in zip(pytree.tree_leaves(one), pytree.tree_leaves(other)) if all_tensors(pair)]
@@ -326,9 +359,57 @@ def all_tensors(values):
     return all(isinstance(value, torch.Tensor) and not value.is_complex() for value in values)
 
 
+def is_constant(program, name):
+    """Whether a value of the program depends on nothing that it takes, and draws nothing."""
+    queue = [node for node in program.graph.nodes if node.name == name]
+    seen = set(queue)
+    while queue:
+        node = queue.pop()
+        if node.op == "placeholder" or getattr(node.target, "tags", None) and torch.Tag.nondeterministic_seeded in node.target.tags:
+            return False
+        values = values_read(node)
+        queue += [one for one in values if one not in seen]
+        seen.update(values)
+    return True
+
+
+def values_read(node):
+    """What a node takes and of which it reads more than the shape."""
+    of_shape = ("full_like", "zeros_like", "ones_like", "empty_like", "fill", "copy", "new_zeros", "new_ones", "new_full")
+    name = str(node.target).split(".")[1] if str(node.target).startswith("aten.") else ""
+    return [one for one in node.all_input_nodes if name not in of_shape or one is not node.args[0]]
+
+
+def read(program, name):
+    return any(node.name == name and any(user.op != "output" and node in values_read(user) for user in node.users) for node in program.graph.nodes)
+
+
+def refuse_large_integers(name, value):
+    if not value.is_floating_point() and value.numel() and value.long().abs().max() > MOST_INTEGER:
+        raise NotExported(f"forward changes the buffer '{name}', which has integers beyond {MOST_INTEGER}: that is not supported, as such buffers are kept as "
+                          "float32. Make it a buffer of float64, or count from zero")
+
+
 def copied(graph, value):
-    """What a buffer becomes apart from the value, through which gradients flow."""
-    node = onnxscript.ir.node("Identity", [value])
+    """What a buffer becomes apart from the value, through which gradients flow; integers as floats, which is what Piper keeps from step to step."""
+    whole = value.dtype in FLOATS
+    node = onnxscript.ir.node("Identity", [value]) if whole else onnxscript.ir.node("Cast", [value], {"to": FLOAT.value})
     graph.append(node)
-    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = f"{value.name}_kept", value.type, value.shape
-    return node.outputs[0]
+    out = node.outputs[0]
+    out.name, out.type, out.shape = f"{value.name}_kept", value.type if whole else onnxscript.ir.TensorType(FLOAT), value.shape
+    return out
+
+
+def float_buffer(graph, name):
+    """A buffer of integers that forward changes is held as floats, and read as integers."""
+    old = graph.initializers.get(name)
+    if old is None or old.dtype in FLOATS:
+        return
+    values = onnxscript.ir.tensor(torch.from_numpy(old.const_value.numpy().copy()).float(), name=name)
+    graph.initializers.pop(name)
+    held = onnxscript.ir.Value(name=name, shape=values.shape, type=onnxscript.ir.TensorType(FLOAT), const_value=values)
+    graph.initializers[name] = held
+    read = onnxscript.ir.node("Cast", [held], {"to": old.dtype.value})
+    read.outputs[0].name, read.outputs[0].type, read.outputs[0].shape = f"{name}_read", old.type, old.shape
+    old.replace_all_uses_with(read.outputs[0])
+    graph.insert_before(graph[0], read)

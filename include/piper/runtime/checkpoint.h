@@ -54,6 +54,9 @@ struct CheckpointState {
 };
 // Returns what checkpoints of these plans hold, in the plans' order. Needs all roles of the set.
 std::vector<CheckpointState> states_of(const PlanSet& set);
+// Returns what the model's module has beside the states, which no step changes; its values, where
+// the set has read them.
+std::vector<NamedTensor> untouched_of(const PlanSet& set);
 
 struct Checkpoint {
   int64_t step = 0;     // so many steps are done

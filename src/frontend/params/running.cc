@@ -155,9 +155,10 @@ Result<std::vector<ChangedBuffer>> find_changed_buffers(const OnnxModel& model,
         std::find_if(signature.begin(), signature.end(), [&](const SignatureInput& input) {
           return input.kind == "BUFFER" && input.target == mutation.target;
         });
-    if (buffer == signature.end() || leaf_of(mutation.target) == "num_batches_tracked") continue;
+    if (buffer == signature.end()) continue;
     const BufferUse use = use_of_buffer(model, *buffer);
-    if (use.is_statistic) continue;
+    const bool is_count = leaf_of(mutation.target) == "num_batches_tracked" && !use.is_float;
+    if (use.is_statistic || is_count) continue;
     const std::string value = value_of_call(model, mutation.value);
     if (!use.read) {
       if (!value.empty())

@@ -38,7 +38,21 @@ std::vector<CheckpointState> states_of(const PlanSet& set) {
           aliases.push_back(name_of_whole(role.original(tensor), alias));
       states.push_back({std::move(name), tensor.whole_type(), kind, std::move(aliases)});
     }
+  for (NamedTensor& tensor : untouched_of(set))
+    if (known.insert(tensor.name).second)
+      states.push_back({std::move(tensor.name), std::move(tensor.type), StateKind::kBuffer, {}});
   return states;
+}
+
+std::vector<NamedTensor> untouched_of(const PlanSet& set) {
+  std::vector<NamedTensor> found;
+  for (size_t t = 0; t < set.tensor_types.size(); ++t) {
+    const auto& [stored, type] = set.tensor_types[t];
+    if (!stored.starts_with(kUntouched)) continue;
+    const Bytes data = t < set.tensors.size() ? set.tensors[t].second : Bytes{};
+    found.push_back({stored.substr(kUntouched.size()), type, data});
+  }
+  return found;
 }
 
 }  // namespace piper

@@ -53,6 +53,8 @@ RankWriter::RankWriter(const CheckpointOptions& options, const PlanSet& set, int
     stored_ += elements * info(held.whole.dtype).bytes;
   }
   staging_.resize(static_cast<size_t>(bytes));
+  if (rank == 0) untouched_ = untouched_of(set);
+  for (const NamedTensor& tensor : untouched_) stored_ += tensor.type.bytes();
 }
 
 RankWriter::~RankWriter() {
@@ -60,7 +62,7 @@ RankWriter::~RankWriter() {
 }
 
 Status RankWriter::begin(const std::string& folder, int64_t step) {
-  if (own_.empty()) return ok_status();
+  if (own_.empty() && untouched_.empty()) return ok_status();
   std::vector<std::pair<int32_t, std::byte*>> copies;
   for (const Own& own : own_) copies.emplace_back(own.buffer, staging_.data() + own.at);
   PIPER_TRY(executor_.copy_out(copies));
@@ -84,10 +86,16 @@ void RankWriter::write(const std::string& folder, int64_t step) {
 
 Result<CheckpointFile> RankWriter::write_pieces(const std::string& folder) {
   std::vector<OwnPiece> pieces;
+  std::vector<Bytes> made;  // until they are written
   for (const Own& own : own_) {
     std::byte* data = staging_.data() + own.at;
     pack_held(own.held, data, data);
     pieces.push_back({own.name, own.held, data, stored_elements(own.held)});
+  }
+  for (const NamedTensor& tensor : untouched_) {
+    const int64_t elements = num_elements(tensor.type.shape);
+    made.push_back(tensor.data.made());
+    pieces.push_back({tensor.name, {tensor.type, {}, 0, elements}, made.back().data, elements});
   }
   return write_rank_file(storage_, folder, rank_, pieces);
 }

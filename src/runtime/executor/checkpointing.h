@@ -35,6 +35,7 @@ class RankWriter {
   const int64_t rank_;
   Executor& executor_;
   std::vector<Own> own_;
+  std::vector<NamedTensor> untouched_;  // what no step changes: rank 0 writes it
   std::vector<std::byte> staging_;
   int64_t stored_ = 0;
   std::thread thread_;

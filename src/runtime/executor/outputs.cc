@@ -213,13 +213,8 @@ Status save(const RunOptions& options, const JobResult& result, std::string& tex
 void add_untouched(const PlanSet& set, JobResult& result) {
   std::set<std::string> known;
   for (const NamedTensor& parameter : result.parameters) known.insert(parameter.name);
-  for (size_t t = 0; t < set.tensors.size(); ++t) {
-    const auto& [stored, data] = set.tensors[t];
-    if (!stored.starts_with(kUntouched)) continue;
-    const std::string name = stored.substr(kUntouched.size());
-    if (known.insert(name).second)
-      result.parameters.push_back({name, set.tensor_types[t].second, data});
-  }
+  for (NamedTensor& tensor : untouched_of(set))
+    if (known.insert(tensor.name).second) result.parameters.push_back(std::move(tensor));
   std::sort(result.parameters.begin(), result.parameters.end(),
             [](const NamedTensor& a, const NamedTensor& b) { return a.name < b.name; });
 }

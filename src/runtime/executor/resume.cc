@@ -81,6 +81,7 @@ Loading compare_states(const PlanSet& set, const CheckpointReader& reader, bool 
     for (const Tensor& tensor : role.tensors) {
       if (is_stored(tensor)) add_state(role, tensor, reader, weights_only, used, loading);
     }
+  for (const NamedTensor& tensor : untouched_of(set)) used.insert(tensor.name);
   for (const auto& [name, type] : reader.types())
     if (!used.contains(name)) loading.ignored.push_back(name);
   for (const CheckpointState& state : reader.about().states)
