@@ -47,7 +47,7 @@ class Lossy(nn.Module):
         return F.mse_loss(h, wanted) + F.mse_loss(h * wanted, x)
 
 
-class Twice(nn.Module):
+class SameNames(nn.Module):
     """Two inputs whose names are one, as a list has its name and a number."""
 
     def __init__(self):
@@ -624,7 +624,7 @@ def main():
         frozen.statistics.eval()
         said(frozen, (torch.randn(6, 4),), path)
         assert frozen.training and frozen.norms.training and not frozen.statistics.training, "the modes of parts have changed"
-        cases.append((said(Twice(), ([batches[0]], batches[0]), path), ["refused: two inputs of Twice.forward would be called 'x_0'"]))
+        cases.append((said(SameNames(), ([batches[0]], batches[0]), path), ["refused: two inputs of SameNames.forward would be called 'x_0'"]))
         counters = Counters()
         cases.append((said(counters, (batches[0],), path), ["buffers steps, place, counts, norm.num_batches_tracked", "4 of them hold integers", "is one of PyTorch"]))
         assert differences_after(counters, batches, path) == []
