@@ -67,6 +67,21 @@ TEST_P(DiffOf, SaysThisAndNothingElse) {
 INSTANTIATE_TEST_SUITE_P(, DiffOf, testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
+// Of two streams that do what one did, one has its place.
+TEST(DiffStreams, OneIsNowCalledOtherwiseOnce) {
+  Summary now = base();
+  for (RoleSummary& role : now.roles)
+    for (size_t s = role.streams.size(); s-- > 0;) {
+      if (role.streams[s].name != "reduce") continue;
+      role.streams[s].name = "first";
+      role.streams.push_back(role.streams[s]);
+      role.streams.back().name = "second";
+    }
+  const std::string printed = print_diff(compare(base(), now), false);
+  EXPECT_THAT(printed, HasSubstr("stream 'reduce' is now called 'first'"));
+  EXPECT_THAT(printed, Not(HasSubstr("is now called 'second'")));
+}
+
 // Plans that can evaluate are others than those that cannot, and than those that evaluate more.
 TEST(DiffEvaluation, IsOfTheTraining) {
   const Folder folder;

@@ -188,6 +188,14 @@ TEST(Html, HoldsTheNumbersOfTheTimeline) {
   expect_all(library_plans("zb-h2", 4, 1, 8), 1e-9, 2);
 }
 
+// Where steps overlap, a rank may have nothing to do before the first body.
+TEST(Html, AnEmptyPrologueIsNoStep) {
+  PlanSet set = library_plans("1f1b", 2, 1, 4);
+  for (RoleProgram& role : set.roles) role.steps_ahead = 1;
+  EXPECT_EQ(decode(draw_html(timeline_of(set), "t")).head["steps"], 1);
+  EXPECT_EQ(decode(draw_html(timeline_of(set, 3e-3, 3), "t")).head["steps"], 3);
+}
+
 TEST(Html, IsTheSameEachTime) {
   const PlanSet set = library_plans("dualpipe", 4, 1, 8);
   EXPECT_EQ(draw_html(timeline_of(set), "t"), draw_html(timeline_of(set), "t"));

@@ -487,6 +487,14 @@ TEST(Picture, LabelsDoNotRunUnderCells) {
   EXPECT_GT(cells, 8);
 }
 
+TEST(Picture, TheLegendHasTheColoursOfTheCells) {
+  Picture picture = units(one_forward_one_backward());
+  const std::string named = ">again</text>";
+  EXPECT_EQ(draw_svg(picture, "").find(named), std::string::npos);
+  picture.rows[0].cells[0].pass = TaskPass::kR;
+  EXPECT_NE(draw_svg(picture, "").find(named), std::string::npos);
+}
+
 TEST(Picture, ImagesAreWellFormed) {
   PlanSet set = one_forward_one_backward();
   for (const int part : {0, 1}) set.roles[0].body[part].label = "F <&\">\x01\xff";

@@ -267,12 +267,14 @@ void SetMatch::match_devices() {
 // ---- Streams: one that is gone, and one that does the same in its place ----
 void SetMatch::match_streams() {
   const auto was = stream_uses(before), is = stream_uses(after);
+  std::set<std::string> taken;
   for (const auto& [new_name, use] : is) {
     if (was.contains(new_name)) continue;
     const auto found = std::find_if(was.begin(), was.end(), [&](const auto& old) {
-      return old.second == use && !is.contains(old.first);
+      return old.second == use && !is.contains(old.first) && !taken.contains(old.first);
     });
     if (found == was.end() || !stream.try_emplace(new_name, found->first).second) continue;
+    taken.insert(found->first);
     notes.push_back(fmt::format("stream '{}' is now called '{}'", found->first, new_name));
   }
 }

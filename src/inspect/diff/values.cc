@@ -30,7 +30,8 @@ void add_numbers(DiffSection& section, std::string where, std::string what,
   if (before && after)
     add_number(section, std::move(where), std::move(what), *before, *after, unit);
   else
-    add_change(section, {{std::move(where)}, std::move(what), value(before), value(after), unit});
+    add_change(section, {where.empty() ? std::vector<std::string>() : std::vector{std::move(where)},
+                         std::move(what), value(before), value(after), unit});
 }
 
 void add_text(DiffSection& section, std::string where, std::string what, DiffValue before,

@@ -175,8 +175,11 @@ class Page {
       Head sections = Head::array();
       std::vector<double> ends;
       for (const TimedSection& section : row.sections) {
-        const auto& first = row.steps[static_cast<size_t>(section.first)];
-        const int which = section.count > 0 ? place_of(*row.role, first.one).second : 1;
+        // A prologue or an epilogue may be empty, and is no body.
+        const int which =
+            section.count == 0
+                ? 0
+                : place_of(*row.role, row.steps[static_cast<size_t>(section.first)].one).second;
         sections.push_back({which, section.first, section.count, ticks(section.end)});
         if (which == 1) ends.push_back(section.end);
       }

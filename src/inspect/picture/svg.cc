@@ -28,13 +28,18 @@ class Image {
         title_(std::move(title)),
         scale_(kLetter * static_cast<double>(label_width(picture) + 1) / usual_length(picture)) {
     size_t head = 4;
-    for (const PictureRow& row : picture.rows) head = std::max(head, ranks_of(row).size());
+    for (const PictureRow& row : picture.rows) {
+      head = std::max(head, ranks_of(row).size());
+      for (const PictureCell& cell : row.cells)
+        recomputes_ = recomputes_ || cell.pass == TaskPass::kR;
+    }
     left_ = 10 + kLetter * static_cast<double>(head + kBehindRanks + 1);
   }
 
   std::string run() {
     const size_t longest = std::max(legend(picture_).size(), title_.size());
-    const double width = std::max({left_ + picture_.length * scale_ + 90, 6 * kLegendGap + 20,
+    const double width = std::max({left_ + picture_.length * scale_ + 90,
+                                   (recomputes_ ? 7 : 6) * kLegendGap + 20,
                                    20 + kLetter * static_cast<double>(longest)}),
                  height = kTop + kRow * static_cast<double>(picture_.rows.size()) + 50;
     add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
@@ -58,10 +63,11 @@ class Image {
 
   void draw_legend() {
     static constexpr std::pair<const char*, const char*> kNames[] = {
-        {"F", "forward"},    {"B", "backward"}, {"I", "its input"},
-        {"W", "its weight"}, {"U", "update"},   {"idle", "idle"}};
+        {"F", "forward"},    {"R", "again"},  {"B", "backward"}, {"I", "its input"},
+        {"W", "its weight"}, {"U", "update"}, {"idle", "idle"}};
     double x = 10;
     for (const auto& [pass, name] : kNames) {
+      if (*pass == 'R' && !recomputes_) continue;
       add("<rect class=\"cell {}\" x=\"{:.1f}\" y=\"36\" width=\"12\" height=\"12\"/>\n", pass, x);
       add("<text x=\"{:.1f}\" y=\"46\">{}</text>\n", x + 16, name);
       x += kLegendGap;
@@ -113,6 +119,7 @@ class Image {
   const std::string title_;
   const double scale_;  // pixels of a unit or FLOP
   double left_ = 0;
+  bool recomputes_ = false;
   std::string svg_;
 };
 

@@ -337,7 +337,7 @@ std::string layout_of(const RoleProgram& role, const Tensor& tensor) {
   std::string text;
   for (const auto& [axis, dim, outer, block] : tensor.cuts) {
     if (axis < 0) {
-      text += fmt::format("block {} of dim {}", outer, dim);
+      text += fmt::format("{}block {} of dim {}", text.empty() ? "" : ", ", outer, dim);
       continue;
     }
     const std::string over = axes_text(role, {axis});
