@@ -505,6 +505,9 @@ class Odd(nn.Module):
         mixed = torch.where(x[:, :3] > 0, mixed, mixed[:, [2, 0, 1]]) + F.pad(mixed[:, 1:], (0, 1))
         return torch.view_as_real(mixed).square().mean() + mixed[:, 0].abs().mean() + torch.einsum("bi,bi->b", turn, torch.complex(x, h)).abs().mean()
 
+    def keyed(self, h, x):
+        return (h * len(set((x > 0).sum(1).tolist()))).square().mean()
+
     def raises(self, h, x):
         return h.view(3, 9).mean()
 
@@ -680,6 +683,7 @@ def main():
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["refused: torch.onnx does not write Odd: aten.roll (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
+                   keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],
                    raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])
         for kind, words in few.items():
             odd = Odd(kind)

@@ -23,6 +23,9 @@ def first_line(error):
                 "torch.where, or leave out the branch that the training does not take")
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     said = lines[0].strip() if lines else type(error).__name__
+    if "unhashable type: non-nested Sym" in said:
+        return (f"it compares sizes or numbers that values or the batch decide, as a set or the keys of a dict do{place_of_error(error)}. Compute for the longest, and "
+                "hide the rest by a mask")
     if said.startswith("Constraints violated (batch)"):
         return "it makes a constant of the size, as len(x) does, and x.shape[0] does not"
     if re.fullmatch(r"\w+\.\w+\.\w+", said):
