@@ -119,7 +119,7 @@ Status follow_rank(const PlanSet& set, int64_t rank, const BatchSource& data,
   EXPECT_GT(compare_copies(*executor), 0);
   PIPER_TRY(executor->run_prologue(0));
   for (int64_t step = 0; step < 6; ++step) {
-    PIPER_TRY(executor->run_step(step, step == 5));
+    PIPER_TRY(executor->run_step(step, 6));
     EXPECT_GT(compare_copies(*executor), 0);
   }
   return ok_status();

@@ -171,7 +171,7 @@ Result<Trained> train_simulated(const PlanSet& set, const std::string& model, Si
 void expect_same_when_queued(const PlanSet& set, const BatchSource& data, const std::string& what) {
   static uint64_t seed = given_seed().value_or(1);
   constexpr int64_t kSmall = int64_t{1} << 20;
-  const int64_t steps = set.roles[0].steps_ahead > 0 ? 3 : 2;  // with an update between two
+  const int64_t steps = 2 + set.roles[0].steps_ahead;  // with an update between two
   int64_t bytes = 0;
   for (const int32_t role : set.role_of_rank)
     bytes += set.roles[static_cast<size_t>(role)].arena_bytes;

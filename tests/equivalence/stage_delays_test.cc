@@ -61,6 +61,10 @@ TEST_P(Models, EqualTheSingleDeviceUnderTheSameRule) {
         Case{"pipedream", "", kAdamW, {3, 2, 4}, ", shard: [optimizer]"},
         Case{"pipedream", "", kAdamW, {2, 2, 4}, all, again},
         Case{"pipedream", "", kAdamW, {4, 1, 4}, "", bf16},
+        Case{"pipedream", "", kAdamW, {3, 1, 1}}, Case{"pipedream", "", kAdamW, {4, 1, 2}},
+        Case{"pipedream", "", kAdamW, {4, 2, 1}, ", shard: [optimizer]"},
+        Case{"pipedream", "", kSgd, {4, 2, 2}, all, again},
+        Case{"pipedream", "4", kAdamW, {4, 1, 1}, "", bf16},
         Case{"pipedream", kFalling, kSgd, {2, 2, 2}}, Case{"1f1b", kFalling, kSgd, {3, 1, 4}},
         Case{"1f1b", kFalling, kAdamW, {4, 2, 4}, ", shard: [optimizer]"},
         Case{"1f1b", kRising, kAdamW, {3, 2, 4}, all},
@@ -92,6 +96,46 @@ TEST_P(Models, TrainAsOneBatchDoes) {
   ASSERT_TRUE(cut && whole);
   for (size_t step = 0; step < 6; ++step)
     EXPECT_NEAR(cut->losses[step], whole->losses[step], 1e-5 * std::abs(whole->losses[step]));
+}
+
+// So few steps that the first ends before the last begins, and so many that bodies follow bodies.
+TEST_P(Models, TrainAsManyStepsAsAskedForWithStepsSeveralAhead) {
+  const std::string model = GetParam();
+  const auto compiled = compile(model, kAdamW, "pipedream", "", "", "", {4, 1, 1});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  EXPECT_EQ(compiled->set.roles[0].steps_ahead, 3);
+  for (const int64_t steps : {1, 2, 3, 4, 6}) {
+    const auto got = train(compiled->set, model, steps);
+    const auto want = train(*compiled->single, model, steps);
+    ASSERT_TRUE(got && want);
+    ASSERT_EQ(static_cast<int64_t>(got->losses.size()), steps);
+    expect_equal_bits(*got, *want, fmt::format("{} steps", steps));
+  }
+}
+
+// Forwards of a step two ahead that read a version too old or too new.
+TEST_P(Models, AnotherVersionOfALaterStepIsSeen) {
+  const std::string model = GetParam();
+  const auto compiled = compile(model, kSgd, "pipedream", "", "", "", {3, 1, 1});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const RoleProgram& right = compiled->set.roles[0];
+  ASSERT_EQ(right.steps_ahead, 2);
+  for (const bool newer : {false, true}) {
+    PlanSet wrong = compiled->set;
+    int64_t reads = 0;
+    for (Instruction& one : wrong.roles[0].body)
+      for (int32_t& arg : one.args)
+        for (size_t b = 0; b < right.buffers.size() && one.ahead == 2; ++b) {
+          const int32_t of = right.tensor(static_cast<int32_t>(b)).previous_of;
+          if (of < 0 || (newer ? static_cast<int32_t>(b) : of) != arg) continue;
+          arg = newer ? of : static_cast<int32_t>(b);
+          ++reads;
+          break;
+        }
+    if (reads == 0) continue;  // what it reads is the newest
+    EXPECT_TRUE(finds(wrong, "sum", "as it is before step"));
+    EXPECT_FALSE(run_against(wrong, *compiled->single, model, 6));
+  }
 }
 
 // Delays agree as long as the weights that they read are the first ones.

@@ -192,7 +192,7 @@ std::string steady_row(const chain::Made& made, size_t cell) {
   for (int32_t at : order.body) {
     const Task& task = made.dag.tasks[order.tasks[static_cast<size_t>(at)].index()];
     text += fmt::format("{}{}{}{}", text.empty() ? "" : " ", name_of(task.pass), task.micro,
-                        at < order.ahead ? "'" : "");
+                        order.ahead_of(at) > 0 ? "'" : "");
   }
   return text;
 }
@@ -220,11 +220,11 @@ Steady run_steps(const chain::Made& made, int64_t P) {
     const auto add = [&](int32_t at, int64_t step) {
       rows[d].emplace_back(step, &made.dag.tasks[order.tasks[static_cast<size_t>(at)].index()]);
     };
-    for (int32_t at = 0; at < order.ahead; ++at) add(at, 0);
+    for (int32_t at = 0; order.ahead_of(at) > 0; ++at) add(at, 0);
     for (int64_t step = 0; step < kAll; ++step)
       for (size_t i = 0; i < order.tasks.size(); ++i) {
         const int32_t at = order.body.empty() ? static_cast<int32_t>(i) : order.body[i];
-        add(at, step + (at < order.ahead ? 1 : 0));
+        add(at, step + order.ahead_of(at));
       }
   }
   std::map<std::tuple<TaskPass, int64_t, int64_t, int64_t>, int64_t> done;  // pass, stage, mb, step
@@ -273,7 +273,7 @@ TEST(TwoVersions, LeaveNoDeviceIdleOnceThePipelineIsFull) {
         if (r + 1 < P) {
           EXPECT_EQ(steady_row(*made, i), published_row(P, M, r));
         }
-        EXPECT_EQ(made->compute[i].ahead, P - r - 1);
+        EXPECT_EQ(std::ranges::count(made->compute[i].ahead, 1), P - r - 1);
         EXPECT_EQ(steady.idle[i], 0) << "P=" << P << " M=" << M << " r=" << r;
         EXPECT_EQ(steady.held[i], P - r) << "P=" << P << " M=" << M << " r=" << r;
       }

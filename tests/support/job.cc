@@ -28,11 +28,11 @@ Result<JobResult> run_simulated(const PlanSet& set, const BatchSource* data, Sim
     return ok_status();
   };
   JobResult result;
-  PIPER_TRY(each([](Executor& one) { return one.run_prologue(0); }));
+  for (int32_t part = 0; part < executors[0]->prologue_parts(); ++part)
+    PIPER_TRY(each([&](Executor& one) { return one.start_prologue(part, 0, steps); }));
   // A step is queued before the one that runs is asked for its results.
   for (int64_t step = 0; step <= steps; ++step) {
-    if (step < steps)
-      PIPER_TRY(each([&](Executor& one) { return one.start_step(step, step + 1 == steps); }));
+    if (step < steps) PIPER_TRY(each([&](Executor& one) { return one.start_step(step, steps); }));
     if (step == 0) continue;
     PIPER_TRY(each([&](Executor& one) { return one.finish_step(step - 1); }));
     StepMetrics& metrics = result.steps.emplace_back();

@@ -24,12 +24,14 @@ LAYOUTS = {
     "overlapping stages": "include: [<schedules/pipedream-2bw>, <numerics/f64>]\nparams: {stages: 2, microbatches: 4}\n",
     "replicas": "include: [<zero1>, <numerics/f64>]\nparams: {dp: 2}\n",
 }
-# By layout: the delays of the layers of three stages, and what its strategy says of versions, replicas and the order.
+# By layout: the delays of the layers of three stages, and what its strategy says of versions, replicas, microbatches and the order.
 STAGES = {
-    "falling delays": ((2, 1, 0), "{where: {stage: s}, versions: pp - s}", 1, "repeat min(M, P-r): F; repeat M - min(M, P-r): B F; repeat min(M, P-r): B"),
-    "delays of one stage": ((0, 3, 0), "[{where: {stage: 1}, versions: 4}]", 2, "repeat M: F; repeat M: B"),
-    "overlapping stages": ((1, 1, 0), '{where: {stage: s}, versions: "s < pp - 1 ? 2 : 1"}', 1, "repeat M - (P-r-1): F B; repeat P-r-1: F[step=1] B"),
-    "overlapping stages, one later": ((2, 1, 0), "{where: {stage: s}, versions: pp - s}", 2, "repeat M - (P-r-1): F B; repeat P-r-1: F[step=1] B"),
+    "falling delays": ((2, 1, 0), "{where: {stage: s}, versions: pp - s}", 1, 4, "repeat min(M, P-r): F; repeat M - min(M, P-r): B F; repeat min(M, P-r): B"),
+    "delays of one stage": ((0, 3, 0), "[{where: {stage: 1}, versions: 4}]", 2, 2, "repeat M: F; repeat M: B"),
+    "overlapping stages": ((1, 1, 0), '{where: {stage: s}, versions: "s < pp - 1 ? 2 : 1"}', 1, 4, "repeat M - (P-r-1): F B; repeat P-r-1: F[step=1] B"),
+    "overlapping stages, one later": ((2, 1, 0), "{where: {stage: s}, versions: pp - s}", 2, 2, "repeat M - (P-r-1): F B; repeat P-r-1: F[step=1] B"),
+    "stages two steps ahead": ((2, 1, 0), "{where: {stage: s}, versions: pp - s}", 1, 1, "F[step=P-r-1] B"),
+    "stages two steps ahead, one later": ((3, 2, 1), "{where: {stage: s}, versions: pp - s + 1}", 2, 1, "F[step=P-r-1] B"),
 }
 STAGE = """include: <numerics/f64>
 weight_versions: {}
@@ -85,7 +87,8 @@ def main():
         save_file({f"batch/{k}/{name}": value for k, one in enumerate(batches) for name, value in one.items()}, folder / "data.safetensors")
         cases = [(f"{layout}, {versions} versions", f"{text}weight_versions: {versions}\n", (versions - 1,) * 3)
                  for layout, text in LAYOUTS.items() for versions in range(1 if layout == "replicas" else 2, 6)]
-        cases += [(layout, STAGE.format(versions, dp, BATCH // dp // 2, order), delays) for layout, (delays, versions, dp, order) in STAGES.items()]
+        cases += [(layout, STAGE.format(versions, dp, microbatches, order), delays)
+                  for layout, (delays, versions, dp, microbatches, order) in STAGES.items()]
         every = {(delay,) * 3 for delay in range(6)} | {way for delays, *_ in STAGES.values() for way in (delays, delays[::-1])}
         for train, optimizer in OPTIMIZERS.items():
             wanted = {delays: reference(module, batches, delays, optimizer) for delays in sorted(every)}

@@ -50,7 +50,7 @@ struct OrderedTask {
   int32_t micro = 0;
   TaskPass pass = TaskPass::kF;
   bool paired = false;      // '&' with the item before
-  bool ahead = false;       // of the next step
+  int32_t ahead = 0;        // of a step that is so many after the one under way
   bool recomputes = false;  // runs forward ops again
   int32_t stream = 0;       // of the role's streams
   bool operator==(const OrderedTask&) const = default;

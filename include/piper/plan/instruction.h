@@ -240,7 +240,7 @@ struct Instruction {
   // Of a message or collective of several microbatches, from `micro` on: how many. Each has as many
   // of the args, one after the other.
   int32_t micros = 1;
-  int32_t ahead = 0;  // in a body: 1 for what belongs to the next step
+  int32_t ahead = 0;  // where steps overlap: so many steps after the one under way it belongs to
   std::vector<Contribution> contributions;
   std::vector<SumCombine> combines;
   std::vector<SumRead> sum_reads;

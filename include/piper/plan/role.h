@@ -179,9 +179,9 @@ struct RoleProgram {
   int64_t outer_every = 0;
   std::vector<Report> reports;
   std::vector<Report> evaluation_reports;  // "loss" and, where it is no mean over samples, "weight"
-  // 1: steps overlap. The prologue begins the first step, a body finishes one and begins the next,
-  // and the epilogue, instead of a body, finishes the last. What a section sends is received in the
-  // same section of the other rank.
+  // Above 0: steps overlap, see windows.h. A body finishes one step and goes on with so many after
+  // it. The prologue only goes on with these, the epilogue without the farthest. What a section
+  // sends is received in the same section of the other rank.
   int32_t steps_ahead = 0;
   int64_t batch = 0;        // samples of the global batch, or of each share of it
   int64_t arena_bytes = 0;  // greatest buffer end on the device

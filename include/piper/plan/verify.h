@@ -42,7 +42,7 @@
 //                parameter, with its gradient and its own states, once; what ranks report or count
 //                is the same everywhere
 //
-// Where steps overlap, prologue, two bodies and epilogue are followed as one list: three steps.
+// Where steps overlap, all that runs for some steps in a row is followed as one list.
 #pragma once
 
 #include "piper/plan/bundle.h"

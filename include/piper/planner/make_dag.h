@@ -85,9 +85,14 @@ struct ComputeOrder {
   std::vector<Overlap> overlaps;  // ascending: positions in `tasks`, or in `body` if there is one
   std::vector<int32_t> apart;     // of these, whose halves' collectives have streams of their own
   std::vector<int32_t> wholes;  // ascending: positions of a BI that its BW follows as one backward
-  // The first so many run while the step before is under way. `body`, unless empty: positions in
-  // `tasks` in the order in which a steady step runs them, those of the next step between its own.
-  int32_t ahead = 0;
+  // Where steps overlap, by position in `tasks`: how many steps ahead of the one under way a steady
+  // step runs the task. Descends. Past its end: none.
+  std::vector<int32_t> ahead;
+  int32_t ahead_of(int32_t i) const {
+    return static_cast<size_t>(i) < ahead.size() ? ahead[static_cast<size_t>(i)] : 0;
+  }
+  // Unless empty: positions in `tasks` in the order in which a steady step runs them, those of
+  // later steps between its own.
   std::vector<int32_t> body;
   // Where the strategy names each task, by position in `tasks`: an index of `places`; and the '&'
   // of each overlap. Empty: nowhere.

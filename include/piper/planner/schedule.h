@@ -41,9 +41,8 @@ struct Schedule {
   std::vector<std::vector<Overlap>> overlaps;  // by cell: positions in its order, or in its body
   std::vector<ComputeOrder> compute;           // by cell: as asked for, or the default
   // Where steps overlap, by cell: positions in its order, as a steady step runs them, and of each
-  // position whether it is then a task of the next step.
-  std::vector<std::vector<int32_t>> body;
-  std::vector<std::vector<bool>> ahead;
+  // position how many steps ahead of the one under way the task then is.
+  std::vector<std::vector<int32_t>> body, ahead;
   int64_t nearer = 0;  // receives that stand nearer to their use than asked, behind their sends
 };
 

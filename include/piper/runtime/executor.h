@@ -88,11 +88,22 @@ class Executor {
   static Result<std::unique_ptr<Executor>> load(const RankSource& source, Backend& backend,
                                                 Control& control, Fabric& fabric);
   ~Executor();
-  Status run_prologue(int64_t step);
-  // Runs the body (in the last step the epilogue, where steps overlap) with wait_sends, and then
-  // reads the reports. An error names rank, step and instruction.
-  Status run_step(int64_t step, bool last = false) {
-    PIPER_TRY(start_step(step, last));
+  // A value of `end`: nobody knows yet before which step the others are complete.
+  static constexpr int64_t kNoEnd = INT64_MAX / 2;
+  // Runs the prologue; where steps overlap, begins `step` and what is ahead of it, but none from
+  // `end` on.
+  Status run_prologue(int64_t step, int64_t end = kNoEnd) {
+    for (int32_t part = 0; part < prologue_parts(); ++part)
+      PIPER_TRY(start_prologue(part, step, end));
+    return ok_status();
+  }
+  // These are its parts: an asynchronous backend waits for the one before last of them.
+  int32_t prologue_parts() const;
+  Status start_prologue(int32_t part, int64_t step, int64_t end);
+  // Runs the body with wait_sends, where steps overlap without what is of the steps from `end` on,
+  // and then reads the reports. An error names rank, step and instruction.
+  Status run_step(int64_t step, int64_t end = kNoEnd) {
+    PIPER_TRY(start_step(step, end));
     return finish_step(step);
   }
   // What the body takes of the data in this step, which is the next one, is read; an error leaves
@@ -101,7 +112,7 @@ class Executor {
   // These are the two halves of run_step. On an asynchronous backend the first one only queues what
   // is to be done, and one more step may start before the second one waits for what this one
   // reports.
-  Status start_step(int64_t step, bool last = false);
+  Status start_step(int64_t step, int64_t end = kNoEnd);
   Status finish_step(int64_t step);
   // Runs the epilogue where steps do not overlap; an asynchronous backend only queues it.
   Status run_epilogue(int64_t step);

@@ -47,7 +47,8 @@ void compare_places(const SetMatch& match, DiffSection& section) {
 struct Step {
   int32_t stage, micro;
   TaskPass pass;
-  bool paired, ahead;
+  bool paired;
+  int32_t ahead;
   bool operator==(const Step&) const = default;
 };
 std::vector<Step> steps_of(const RoleSummary& role, const std::vector<int32_t>& stages) {
@@ -66,10 +67,9 @@ int64_t most_in_flight(const RoleSummary& role) {
   const auto has_backward = [&](const OrderedTask& item) {
     return item.pass == TaskPass::kF && end.contains({item.stage, item.micro});
   };
-  // Those of the next step were begun in the step before.
-  int64_t now = std::count_if(role.order.begin(), role.order.end(), [&](const OrderedTask& item) {
-    return item.ahead && has_backward(item);
-  });
+  // Those of later steps were begun in as many steps before.
+  int64_t now = 0;
+  for (const OrderedTask& item : role.order) now += has_backward(item) ? item.ahead : 0;
   int64_t most = now;
   for (size_t i = 0; i < role.order.size(); ++i) {
     const OrderedTask& item = role.order[i];

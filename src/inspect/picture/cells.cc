@@ -59,7 +59,7 @@ void label_cells(PictureRow& row) {
     if (stages.size() > 1)
       cell.label +=
           static_cast<char>('a' + std::distance(stages.begin(), stages.find(cell.stage)) % 26);
-    if (cell.step > 0) cell.label += '\'';
+    cell.label += std::string(static_cast<size_t>(std::max(cell.step, 0)), '\'');
   }
 }
 
@@ -70,7 +70,8 @@ Result<double> steady_idle(const PlanSet& set, const Machine& machine) {
   double busy = 0, period = 0;
   for (const TimedRow& row : timeline.rows) {
     for (const PictureCell& cell : cells_of(row)) busy += cell.step == 1 ? cell.work : 0;
-    period = std::max(period, row.sections[kBodies].computed - row.sections[kBodies - 1].computed);
+    const auto last = static_cast<size_t>(kBodies - 1 + row.role->steps_ahead);
+    period = std::max(period, row.sections[last].computed - row.sections[last - 1].computed);
   }
   return period > 0 ? 1 - busy / (period * static_cast<double>(timeline.rows.size())) : 0;
 }

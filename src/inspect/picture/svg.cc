@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "labels.h"
+#include "piper/plan/windows.h"
 
 namespace piper {
 namespace {
@@ -86,7 +87,7 @@ class Image {
                  width = cell.length * scale_;
     if (cell.second) y += height;
     add("<g><title>{}{}: {}{}, from {}</title>", escape_markup(cell.task),
-        cell.step > 0 ? " of the next step" : "", amount(picture_, cell.work),
+        cell.step > 0 ? " of " + later_step(cell.step) : "", amount(picture_, cell.work),
         cell.paired ? " beside another" : "", amount(picture_, cell.start));
     add("<rect class=\"cell {}{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\"/>",
         static_cast<char>(cell.pass), cell.step > 0 ? " later" : "", x, y, width, height);

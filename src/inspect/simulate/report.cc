@@ -28,9 +28,8 @@ bool is_transfer(const TimedStep& step) {
 // Sums up a timeline of several steps over its last one.
 class Steady {
  public:
-  Steady(const Timeline& timeline, bool overlap) : timeline_(timeline) {
-    section_ = kSteps - 1 + (overlap ? 1 : 0);
-  }
+  Steady(const Timeline& timeline, int32_t steps_ahead)
+      : timeline_(timeline), section_(kSteps - 1 + steps_ahead) {}
 
   double period() const {
     double end = 0, begin = 0;
@@ -243,11 +242,11 @@ class ScaledMachine : public Machine {
 
 Result<StepReport> report_step(const PlanSet& set, const Machine& machine) {
   StepReport report;
-  const bool overlap = set.roles[at(set.role_of_rank[0])].steps_ahead > 0;
+  const int32_t ahead = set.roles[at(set.role_of_rank[0])].steps_ahead;
   PIPER_ASSIGN(const Timeline steps, simulate(set, machine, kSteps));
-  Steady(steps, overlap).run(report);
+  Steady(steps, ahead).run(report);
   for (const TimedRow& row : steps.rows)
-    report.first = std::max(report.first, row.sections[overlap ? 1 : 0].end);
+    report.first = std::max(report.first, row.sections[at(ahead)].end);
   PIPER_ASSIGN(const Timeline alone, simulate(set, machine, 1));
   add_alone(alone, report);
   PIPER_ASSIGN(report.evaluation, time_of(set, &RoleProgram::evaluation, machine));
@@ -261,14 +260,14 @@ std::unique_ptr<Machine> scaled_machine(const Machine& machine, CostKind kind, d
 
 Result<std::vector<Sensitivity>> sensitivity(const PlanSet& set, const Machine& machine,
                                              const StepReport& report, double share) {
-  const bool overlap = set.roles[at(set.role_of_rank[0])].steps_ahead > 0;
+  const int32_t ahead = set.roles[at(set.role_of_rank[0])].steps_ahead;
   std::vector<Sensitivity> all;
   for (size_t k = 0; k < kCostKinds.size() && report.step > 0; ++k) {
     Sensitivity one{static_cast<CostKind>(k)};
     for (const bool more : {false, true}) {
       const auto scaled = scaled_machine(machine, one.kind, more ? 1 + share : 1 - share);
       PIPER_ASSIGN(const Timeline steps, simulate(set, *scaled, kSteps));
-      (more ? one.more : one.less) = Steady(steps, overlap).period() / report.step - 1;
+      (more ? one.more : one.less) = Steady(steps, ahead).period() / report.step - 1;
     }
     constexpr double kNothing = 5e-5;
     if (std::max(std::abs(one.less), std::abs(one.more)) > kNothing) all.push_back(one);

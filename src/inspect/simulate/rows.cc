@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "piper/plan/lanes.h"
+#include "piper/plan/windows.h"
 
 namespace piper {
 
@@ -35,25 +36,34 @@ class RowMaker {
     row_.lanes.resize(lanes);
     row_.next.resize(lanes);
     row_.last.assign(lanes, -1);
-    const bool overlap = role_.steps_ahead > 0;
-    if (overlap) add(role_.prologue, costs.prologue, 0);
-    for (int32_t step = 0; step < steps; ++step) add(role_.body, costs.body, step);
-    if (overlap) add(role_.epilogue, costs.epilogue, steps);
+    const int32_t most = role_.steps_ahead;
+    for (int32_t first = most; first > 0; --first)
+      add(role_.prologue, costs.prologue, 1 - first, {first - 1, most});
+    for (int32_t step = 0; step < steps; ++step) add(role_.body, costs.body, step, {0, most + 1});
+    for (int32_t end = most; end > 0; --end)
+      add(role_.epilogue, costs.epilogue, steps + most - end, {0, end});
   }
 
  private:
-  void add(const std::vector<Instruction>& list, const std::vector<StepCost>& costs,
-           int32_t number) {
+  // Adds what the list has of the steps that are ahead as the window says.
+  void add(const std::vector<Instruction>& list, const std::vector<StepCost>& costs, int32_t number,
+           Window window) {
     TimedRow& out = *row_.out;
     const auto section = static_cast<int32_t>(out.sections.size());
     const auto first = static_cast<int32_t>(out.steps.size());
-    const auto count = static_cast<int32_t>(list.size());
+    const auto is_in = [&](const Instruction& one) {
+      return one.ahead >= window.first && one.ahead < window.end;
+    };
+    const auto count = static_cast<int32_t>(std::ranges::count_if(list, is_in));
     out.sections.push_back({first, count});
     row_.sections.push_back({count});
+    std::vector<int32_t>& step_of = row_.sections.back().step_of;
+    step_of.assign(list.size(), -1);
     std::vector<int32_t> last_on(std::max<size_t>(role_.streams.size(), 1), -1);
     double issued = 0;
     for (size_t i = 0; i < list.size(); ++i) {
-      const auto step = static_cast<int32_t>(out.steps.size());
+      if (!is_in(list[i])) continue;
+      const auto step = step_of[i] = static_cast<int32_t>(out.steps.size());
       out.steps.push_back({&list[i], number, section, costs[i]});
       row_.issued.push_back(issued += costs[i].host);
       StepState& state = row_.steps.emplace_back();

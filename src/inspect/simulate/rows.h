@@ -23,8 +23,9 @@ struct Pair {
   bool started = false, apart = false;
 };
 struct SectionState {
-  int32_t left = 0;  // steps that have not run, and messages that have not arrived
-  double host = -1;  // when the host begins to issue it; -1: not known yet
+  int32_t left = 0;              // steps that have not run, and messages that have not arrived
+  double host = -1;              // when the host begins to issue it; -1: not known yet
+  std::vector<int32_t> step_of;  // by position in its list; -1: of a step that it leaves out
 };
 struct Row {
   TimedRow* out = nullptr;

@@ -111,9 +111,9 @@ class Engine {
     }
     if (const int32_t last = row.last[at(state.lane)]; last >= 0) behind_step(last, Cause::kLane);
     if (state.before >= 0 && !behind_step(state.before, Cause::kLane)) return false;
-    const int32_t first = row.out->sections[at(step.section)].first;
+    const std::vector<int32_t>& step_of = row.sections[at(step.section)].step_of;
     for (const int32_t wait : step.one->waits)
-      if (!behind_step(first + wait, Cause::kWaits)) return false;
+      if (step_of[at(wait)] >= 0 && !behind_step(step_of[at(wait)], Cause::kWaits)) return false;
     if (machine_.lanes == Machine::Lanes::kStreams)
       behind(issue_time(index, step.section) + row.issued[at(number)], Cause::kHost, -1);
     step.cause = step.ready_cause;

@@ -156,8 +156,8 @@ class RoleWalk {
   }
 
   void add_item(const Instruction& one, int32_t stage, const Work& work) {
-    const OrderedTask item{stage,         one.micro,           one.pass,  is_second(one),
-                           one.ahead > 0, work.recomputed > 0, one.stream};
+    const OrderedTask item{stage,     one.micro,           one.pass,  is_second(one),
+                           one.ahead, work.recomputed > 0, one.stream};
     OrderedTask* last = out_.order.empty() ? nullptr : &out_.order.back();
     const bool same = last && last->stage == stage && last->micro == one.micro;
     if (same && last->pass == one.pass)

@@ -40,7 +40,7 @@ std::vector<std::pair<std::string, std::string>> joined(
 std::string item_text(const RoleSummary& role, const OrderedTask& item, bool with_stage) {
   const std::string stage = with_stage ? values_of(role.stages[index_of(item.stage)].name) : "";
   return fmt::format("{}{}{}{}{}", stage, name_of(item.pass), item.micro,
-                     item.recomputes ? "*" : "", item.ahead ? "'" : "");
+                     item.recomputes ? "*" : "", std::string(index_of(item.ahead), '\''));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "bad.h"
 #include "check_instruction.h"
 #include "files.h"
+#include "piper/plan/windows.h"
 
 namespace piper {
 namespace {
@@ -88,13 +89,22 @@ Status check_memory(const RoleProgram& role) {
   return check_buffers(role);
 }
 
-// Only bodies reach into the next step, and only where steps overlap.
+// Only where steps overlap do bodies reach into later ones, and prologues and epilogues one less
+// far.
 Status check_ahead(const RoleProgram& role) {
-  if (role.steps_ahead != 0 && role.steps_ahead != 1)
-    return bad("steps overlap by {}, not by 0 or 1", role.steps_ahead);
+  if (role.steps_ahead < 0 || role.steps_ahead > kMostStepsAhead)
+    return bad("steps overlap by {}, not by 0 to {}", role.steps_ahead, kMostStepsAhead);
+  if (role.steps_ahead > 1 && most_in_windows(role) > kMostInWindows)
+    return bad("steps overlap by {}, which is too many for {} instructions", role.steps_ahead,
+               role.body.size());
+  const auto most_in = [&](const std::vector<Instruction>* list) {
+    if (list == &role.body) return role.steps_ahead;
+    const bool is_part = list == &role.prologue || list == &role.epilogue;
+    return is_part ? std::max(role.steps_ahead - 1, 0) : 0;
+  };
   for (const auto* list : role.sections())
     for (const Instruction& one : *list)
-      if (one.ahead > (list == &role.body ? role.steps_ahead : 0))
+      if (one.ahead < 0 || one.ahead > most_in(list))
         return bad("instruction '{}' is {} steps ahead", quote_control(one.label), one.ahead);
   return ok_status();
 }

@@ -1,9 +1,11 @@
 // What a rank holds of a tensor.
 #include <algorithm>
 #include <charconv>
+#include <span>
 
 #include "files.h"
 #include "piper/plan/trained_parts.h"
+#include "piper/plan/windows.h"
 
 namespace piper {
 namespace {
@@ -127,13 +129,17 @@ int64_t age_of_state(std::string_view name) {
 int64_t staging_of(const RoleProgram& role) {
   int64_t bytes = 2 * kStagedReportBytes *
                   std::max(std::ssize(role.reports), std::ssize(role.evaluation_reports));
-  for (const auto* section : role.sections())
-    for (const Instruction& one : *section) {
-      const bool input = one.kind == InstructionKind::kInput;
-      if (!input && one.kind != InstructionKind::kPosition) continue;
-      // Numbers are always the same.
-      bytes += role.tensor(one.args[0]).type.bytes() * (input && !one.input.empty() ? 2 : 1);
-    }
+  const auto add = [&](const Instruction& one) {
+    const bool input = one.kind == InstructionKind::kInput;
+    if (!input && one.kind != InstructionKind::kPosition) return;
+    // Numbers are always the same.
+    bytes += role.tensor(one.args[0]).type.bytes() * (input && !one.input.empty() ? 2 : 1);
+  };
+  for (const auto* section : role.sections()) std::ranges::for_each(*section, add);
+  const std::vector<Window> windows = windows_of(role.steps_ahead);
+  for (const Window& window : std::span(windows).subspan(kWindowsInLists))
+    for (const Instruction& one : role.body)
+      if (one.ahead >= window.first && one.ahead < window.end) add(one);
   return bytes;
 }
 

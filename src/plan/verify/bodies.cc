@@ -1,7 +1,7 @@
-// Rule microbatch, where training steps overlap: for the current step a body runs the instructions
-// of the epilogue, and for the next step those of the prologue. One difference is allowed: the body
-// still has the update before it, so it reads the newest version of a parameter where the prologue
-// reads the previous one.
+// Rule microbatch, where training steps overlap: for all but the farthest step a body runs the
+// instructions of the epilogue, and for all but the current step those of the prologue. One
+// difference is allowed: the body still has the update before it, so it reads the next newer
+// version of a parameter where the prologue reads the previous one.
 #include <algorithm>
 
 #include "model.h"
@@ -10,11 +10,13 @@ namespace piper {
 namespace {
 
 // Returns whether both instructions are equal, except for waits, whose indices differ between
-// lists.
-bool is_same(const RoleProgram& role, const Instruction& one, const Instruction& other) {
+// lists. `later`: the other's step is the one after that of the body.
+bool is_same(const RoleProgram& role, const Instruction& one, const Instruction& other,
+             bool later) {
+  if (one.ahead != other.ahead + (later ? 1 : 0)) return false;
   const auto is_same_arg = [&](int32_t arg, int32_t in_part) {
-    const int32_t newest = role.tensor(in_part).previous_of;
-    return arg == (one.ahead > 0 && newest >= 0 ? newest : in_part);
+    const int32_t newer = role.tensor(in_part).previous_of;
+    return arg == (later && newer >= 0 ? newer : in_part);
   };
   Instruction in_part = one;
   in_part.args = other.args, in_part.ahead = other.ahead, in_part.waits = other.waits;
@@ -27,8 +29,8 @@ void check_body(const RoleProgram& role, const std::string& who, bool next, Find
   const std::vector<Instruction>& list = next ? role.prologue : role.epilogue;
   size_t i = 0;
   for (const Instruction& one : role.body) {
-    if ((one.ahead > 0) != next) continue;
-    if (i == list.size() || !is_same(role, one, list[i]))
+    if (next ? one.ahead == 0 : one.ahead == role.steps_ahead) continue;
+    if (i == list.size() || !is_same(role, one, list[i], next))
       return findings.add("microbatch", "{} in the body of {} {}", name_of(one), who,
                           i == list.size()
                               ? fmt::format("is missing in the {}", part)

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "piper/base/parallel.h"
+#include "piper/plan/windows.h"
 #include "single.h"
 #include "values.h"
 #include "views.h"
@@ -95,11 +96,19 @@ void for_each(const RoleProgram& role, size_t count, const std::function<void(si
 
 namespace {
 
+const std::vector<Instruction>& list_of(const Model& model, const Cell& cell,
+                                        const SectionPart& part) {
+  if (part.list) return cell.role->*part.list;
+  return model.windows[static_cast<size_t>(cell.facts - model.facts.data())][part.window];
+}
+
 // Adds one cell of the section; `first_slot` is that of its stream 0.
-void add_cell(const RoleProgram& role, size_t cell, int32_t first_slot, Section& section) {
+void add_cell(const Model& model, size_t cell, int32_t first_slot, Section& section) {
+  const Cell& of = model.cells[cell];
+  const RoleProgram& role = *of.role;
   size_t size = 0, args = 0, waits = 0;
   for (const SectionPart& part : section.parts)
-    for (const Instruction& one : role.*part.list)
+    for (const Instruction& one : list_of(model, of, part))
       ++size, args += one.args.size(), waits += one.waits.size();
   section.lists[cell].reserve(size);
   section.steps[cell].reserve(size);
@@ -107,7 +116,7 @@ void add_cell(const RoleProgram& role, size_t cell, int32_t first_slot, Section&
   section.waits[cell].reserve(waits);
   for (const SectionPart& part : section.parts) {
     const auto begin = static_cast<int32_t>(section.steps[cell].size());
-    for (const Instruction& one : role.*part.list) {
+    for (const Instruction& one : list_of(model, of, part)) {
       Step& step = section.steps[cell].emplace_back();
       step.kind = one.kind;
       step.sums = !(one.contributions.empty() && one.combines.empty() && one.sum_reads.empty());
@@ -153,7 +162,7 @@ Section make_section(const Model& model, const char* name, std::vector<SectionPa
     section.slots += static_cast<int32_t>(cell.role->streams.size());
   }
   for_each(*model.cells[0].role, cells,
-           [&](size_t c) { add_cell(*model.cells[c].role, c, first_slot[c], section); });
+           [&](size_t c) { add_cell(model, c, first_slot[c], section); });
   return section;
 }
 
@@ -212,14 +221,14 @@ bool can_run(const Model& model, Section& section, Findings& findings, VerifyRep
   return findings.made() == before;
 }
 
-constexpr int32_t kSteps = 3;  // training steps that are followed where these overlap
-constexpr SectionPart kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
-    kEpilogue{&RoleProgram::epilogue};
+constexpr SectionPart kPrologue{&RoleProgram::prologue},
+    kBody{.list = &RoleProgram::body, .ends_step = true}, kEpilogue{&RoleProgram::epilogue};
 
-// Checks the rules that follow a section in its order of execution.
-void check_run(const Model& model, const Section& section, const Single* single, Findings& findings,
-               VerifyReport& report) {
-  const bool steps = section.parts.back().ends_step, overlap = section.parts.size() > 1;
+// Checks the rules that follow a section in its order of execution. `bodies`: and that a role's
+// lists agree.
+void check_run(const Model& model, const Section& section, const Single* single, bool bodies,
+               Findings& findings, VerifyReport& report) {
+  const bool steps = section.parts.back().ends_step;
   std::vector<Part> parts{[&](Findings& found, VerifyReport&) {
     check_memory(model, section, make_clocks(section), found);
   }};
@@ -253,16 +262,40 @@ void check_run(const Model& model, const Section& section, const Single* single,
     parts.push_back(
         [&](Findings& found, VerifyReport&) { check_draws(model, section, single, found); });
   }
-  if (overlap) parts.push_back([&](Findings& found, VerifyReport&) { check_bodies(model, found); });
+  if (bodies) parts.push_back([&](Findings& found, VerifyReport&) { check_bodies(model, found); });
   prove(model, parts, steps ? std::vector<size_t>{0, 3, 1, 4} : std::vector<size_t>{}, findings,
         report);
 }
 
-// Returns a section of kSteps overlapping training steps: prologue, two bodies and epilogue.
-Section make_steps(const Model& model) {
-  SectionPart second = kBody, last = kEpilogue;
-  second.step = 1, last.step = 2, last.ends_step = true;
-  return make_section(model, "steps", {kPrologue, kBody, second, last});
+// Takes the windows of all roles.
+void take_windows(const PlanSet& set, Model& model) {
+  const std::vector<Window> windows = windows_of(set.roles[0].steps_ahead);
+  for (const RoleProgram& role : set.roles) {
+    model.windows.emplace_back();
+    for (const Window& window : windows)
+      model.windows.back().push_back(instructions_of(role, window));
+  }
+}
+
+// Returns how many overlapping training steps are followed, each time from their begin to their
+// end: so many that a body follows a body, and so few that there is none.
+std::vector<int32_t> followed_steps(int32_t steps_ahead) {
+  std::vector<int32_t> all{steps_ahead + 2};
+  for (int32_t steps = 1; steps < steps_ahead; ++steps) all.push_back(steps);
+  return all;
+}
+
+Section make_steps(const Model& model, int32_t steps) {
+  const int32_t most = model.cells[0].role->steps_ahead;
+  const std::vector<Window> windows = windows_of(most);
+  std::vector<SectionPart> parts;
+  for (int32_t step = -most; step < steps; ++step) {
+    const auto window = std::ranges::find(windows, window_at(most, step, 0, steps));
+    parts.push_back({.window = static_cast<size_t>(window - windows.begin()),
+                     .step = std::max(step, 0),
+                     .ends_step = step >= 0});
+  }
+  return make_section(model, "steps", std::move(parts));
 }
 
 // Follows `steps` steps of the plan for one device. Null: it cannot be executed, which is reported
@@ -316,10 +349,16 @@ Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device,
   // Without outer updates "site.0.weight" is a name as any other.
   if (!model.is_apart) model.site_of.assign(model.targets.size(), -1);
   const bool overlap = model.cells[0].role->steps_ahead > 0;
-  std::unique_ptr<Single> single;
-  if (one_device) {
-    PIPER_ASSIGN(single, follow_single(*one_device, overlap ? kSteps : 1, model.followed != 0));
-  }
+  const std::vector<int32_t> counts =
+      overlap ? followed_steps(model.cells[0].role->steps_ahead) : std::vector<int32_t>{1};
+  std::vector<std::unique_ptr<Single>> singles(overlap ? counts.size()
+                                                       : 3);  // by section that runs
+  for (size_t s = 0; one_device && s < singles.size(); ++s)
+    if (overlap || s == 1) {
+      PIPER_ASSIGN(singles[s],
+                   follow_single(*one_device, overlap ? counts[s] : 1, model.followed != 0));
+    }
+  const Single* single = singles[overlap ? 0 : 1].get();
   if (single) take_sums(model, single->effects);
   if (single && model.followed == 0)  // else sums are in another order
     model.norm_runs = runs_of_norm(*single->model.cells[0].role);
@@ -341,7 +380,10 @@ Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device,
       found.add("single", "the seed is {}, not {}", set.manifest.seed, one_device->manifest.seed);
   };
   std::vector<Section> steps;
-  if (overlap) steps.push_back(make_steps(model));
+  if (overlap) {
+    take_windows(set, model);
+    for (const int32_t count : counts) steps.push_back(make_steps(model, count));
+  }
   std::vector<Section>& run = overlap ? steps : sections;
   std::vector<bool> runs;
   prove(model,
@@ -351,7 +393,7 @@ Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device,
          }},
         {1}, findings, report);
   for (size_t s = 0; s < run.size(); ++s)
-    if (runs[s]) check_run(model, run[s], single.get(), findings, report);
+    if (runs[s]) check_run(model, run[s], singles[s].get(), overlap && s == 0, findings, report);
   return report;
 }
 

@@ -89,6 +89,8 @@ struct Model {
   std::vector<Cell> cells;
   std::vector<int32_t> cell_of_rank;
   std::vector<RoleFacts> facts;  // by role
+  // Where training steps overlap, by role and number in windows_of(): the window's instructions.
+  std::vector<std::vector<std::vector<Instruction>>> windows;
   NameIds params, targets;
   // 16-bit copies of parameters have ids as parameters have: `copies` has them by parameter and
   // type, `master_of` the parameter of a copy, or -1.
@@ -128,16 +130,17 @@ uint8_t access_of(const RoleFacts& facts, const Step& step, size_t arg);
 bool writes(const RoleFacts& facts, const Step& step, std::span<const int32_t> args,
             int32_t buffer);
 
-// Names a part of a section: one of the role's lists of instructions, and its current training
-// step.
+// Names a part of a section: one of the role's lists of instructions, or where steps overlap a
+// window, by its number in Model::windows; and its current training step.
 struct SectionPart {
   std::vector<Instruction> RoleProgram::*list = nullptr;
+  size_t window = 0;  // where there is no list
   int32_t step = 0;
   bool ends_step = false;
 };
 
 // Holds the instructions that are checked together, in all cells: the prologue, body or epilogue.
-// Or, where training steps overlap, all of these one after the other, with two bodies.
+// Or, where training steps overlap, the windows of some steps in a row.
 struct Section {
   const char* name = "";
   std::vector<std::vector<const Instruction*>> lists;  // by cell, over all parts

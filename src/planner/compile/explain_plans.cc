@@ -48,9 +48,6 @@ void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& ex
         "the weights before the last {}",
         all.first, oldest == 1 ? "twice" : fmt::format("{} times", oldest + 1),
         human_bytes(all.second), oldest == 1 ? "update" : fmt::format("{} updates", oldest)));
-  if (!of_age.empty() && of_age.begin()->first > 1)
-    report.lines.push_back(
-        "steps overlap by one at most: no order begins a step two or more ahead");
   explain.push_back(std::move(report));
 }
 
@@ -62,9 +59,13 @@ Status explain_plans(const Lowered& lowered, Making& making) {
     making.explain().push_back(
         {delays ? strategy.weight_versions[0].at : strategy.orders.front().at,
          delays ? "weight_versions" : "order",
-         {fmt::format("{} values of a step have two buffers, {} more: the next step begins them "
-                      "before this one has done with them",
-                      lowered.twice.values, human_bytes(lowered.twice.bytes))}});
+         {lowered.roles[0].steps_ahead == 1
+              ? fmt::format("{} values of a step have two buffers, {} more: the next step begins "
+                            "them before this one has done with them",
+                            lowered.twice.values, human_bytes(lowered.twice.bytes))
+              : fmt::format("values of a step have {} buffers more, {}: later steps begin them "
+                            "before this one has done with them",
+                            lowered.twice.values, human_bytes(lowered.twice.bytes))}});
   const auto is_named = [](const std::string& stream, const std::string& name) {
     const size_t variable = name.find('{');
     return stream == name ||

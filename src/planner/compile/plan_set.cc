@@ -132,8 +132,11 @@ std::string print_schedule(const Dag& dag, const Schedule& schedule) {
       // A steady step, where steps overlap.
       const bool overlap = !schedule.body.empty();
       const size_t at = overlap ? static_cast<size_t>(schedule.body[c][i]) : i;
+      const int32_t steps = overlap ? schedule.ahead[c][at] : 0;
       text += fmt::format("  {}{}\n", print_label(dag, dag.tasks[schedule.order[c][at].index()]),
-                          overlap && schedule.ahead[c][at] ? " (next step)" : "");
+                          steps == 0   ? ""
+                          : steps == 1 ? " (next step)"
+                                       : fmt::format(" ({} steps ahead)", steps));
     }
   }
   return text;

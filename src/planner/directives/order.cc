@@ -1,5 +1,6 @@
 // The directive `order`: items of the strategy, matched with tasks of each cell.
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <map>
 #include <set>
@@ -7,6 +8,7 @@
 #include "match.h"
 #include "order_pool.h"
 #include "piper/base/parallel.h"
+#include "piper/plan/windows.h"
 #include "piper/planner/cost.h"
 #include "piper/planner/sharding.h"
 
@@ -43,15 +45,15 @@ class CellOrder {
 
   Result<ComputeOrder> run(const std::vector<OrderItem>& items) {
     items_ = items;
-    std::vector<bool> ahead;
+    std::vector<int32_t> ahead;
     for (size_t i = 0; i + 1 < items.size(); ++i)
       if (items[i].paired) PIPER_TRY(check_pair(items[i], items[i + 1]));
     for (const OrderItem& item : items) {
-      PIPER_ASSIGN(const bool next, reaches_ahead(item));
-      ahead.push_back(next);
+      PIPER_ASSIGN(const int32_t steps, steps_ahead(item));
+      ahead.push_back(steps);
     }
     PIPER_TRY(take_all(items, ahead));
-    if (std::find(ahead.begin(), ahead.end(), true) == ahead.end()) out_.body.clear();
+    if (out_.ahead.empty() || out_.ahead[0] == 0) out_.ahead.clear(), out_.body.clear();
     PIPER_TRY(check_left(items.size()));
     const std::vector<TaskId> updates = pool_.left();  // that no item names: they close the step
     out_.tasks.insert(out_.tasks.end(), updates.begin(), updates.end());
@@ -63,7 +65,7 @@ class CellOrder {
   // Returns the items for which the model has nothing to do on this device.
   const std::set<std::string>& absent() const { return absent_; }
 
-  // "pp=0: F0 F1&B0 …"; a task of the next step has a prime: "F0'".
+  // "pp=0: F0 F1&B0 …"; a task has a prime for each step that it is ahead: "F0'".
   std::string text(const ComputeOrder& order) const {
     std::string line = where_ + ":";
     size_t shown = 0, pair = 0;
@@ -75,7 +77,7 @@ class CellOrder {
       const bool whole = std::binary_search(order.wholes.begin(), order.wholes.end(), i);
       line += (second ? "&" : " ") +
               pool_.short_name(order.tasks[static_cast<size_t>(i)], whole ? "B" : "") +
-              (i < order.ahead ? "'" : "");
+              std::string(static_cast<size_t>(order.ahead_of(i)), '\'');
       if (whole) ++n;
     }
     return line;
@@ -88,21 +90,19 @@ class CellOrder {
     return step == item.tags.end() ? nullptr : &step->second;
   }
   // F[step=1] is a forward of the next step.
-  Result<bool> reaches_ahead(const OrderItem& item) const {
+  static Result<int32_t> steps_ahead(const OrderItem& item) {
     const int64_t* step = step_of(item);
-    if (step == nullptr || *step == 0) return false;
-    if (*step < 0)
-      return fail(item.at, "order: step is 0, this one, or 1, the next, not {}", *step);
-    if (*step > 1)
-      return fail(item.at, "not supported: '{}': steps overlap by one at most", item_text(item))
-          .with_note("step is 0, this one, or 1, the next");
+    if (step == nullptr || *step == 0) return 0;
+    if (*step < 0 || *step > kMostStepsAhead)
+      return fail(item.at, "order: step is 0, this one, 1, the next, up to {}, not {}",
+                  kMostStepsAhead, *step);
     if (item.pass == "U") return fail(item.at, "order: 'U' closes its own step, and no other");
-    return true;
+    return static_cast<int32_t>(*step);
   }
-  // A task of the next step comes after this step's updates of all states that it reads, but for
-  // those of which it reads an older version.
+  // A task of a later step comes after the updates before it of all states that it reads. Of a
+  // state that has older versions it reads the oldest, which so many updates do not reach.
   Status check_updated() const {
-    if (out_.ahead == 0) return ok_status();
+    if (out_.ahead.empty()) return ok_status();
     std::map<ItemId, const Task*> writers, updates;  // by what others read; by state
     for (const Task& task : dag_.tasks) {
       if (task.cell != cell_ || is_ordered(task.pass)) continue;
@@ -116,17 +116,25 @@ class CellOrder {
           updates[item] = &task;
       }
     }
+    std::map<ValueId, ValueId> newer;  // by version of a state
+    for (const Version& version : dag_.versions) newer[version.previous] = version.newest;
     std::set<std::vector<int32_t>> updated;  // regions
     for (const int32_t t : out_.body) {
       const TaskId id = out_.tasks[static_cast<size_t>(t)];
       const Task& task = dag_.tasks[id.index()];
-      if (t >= out_.ahead) {
+      const int32_t steps = out_.ahead_of(t);
+      if (steps == 0) {
         if (task.pass == TaskPass::kU && task.region.valid())
           updated.insert(dag_.chunks[task.region.index()].tags);
         continue;
       }
       std::vector<ItemId> open(task.reads.begin(), task.reads.end());
       for (size_t i = 0; i < open.size(); ++i) {
+        int32_t older = 0;
+        ValueId newest = dag_.items[open[i].index()].value;
+        for (auto of = newer.find(newest); of != newer.end(); of = newer.find(newest))
+          newest = of->second, ++older;
+        if (older > 0 && older < steps) return too_few_versions(t, newest, older + 1);
         const auto update = updates.find(open[i]);
         if (update == updates.end()) {
           const auto made = writers.find(open[i]);
@@ -135,11 +143,28 @@ class CellOrder {
           continue;
         }
         const ChunkId region = update->second->region;
-        if (!region.valid() || !updated.contains(dag_.chunks[region.index()].tags))
+        if (steps > 1 || !region.valid() || !updated.contains(dag_.chunks[region.index()].tags))
           return not_updated(t, open[i], region);
       }
     }
     return ok_status();
+  }
+  const SourceSpan& place_of_task(int32_t t) const {
+    return out_.places[static_cast<size_t>(out_.named_at[static_cast<size_t>(t)])];
+  }
+  Error too_few_versions(int32_t t, ValueId newest, int32_t versions) const {
+    const std::string label =
+        print_label(dag_, dag_.tasks[out_.tasks[static_cast<size_t>(t)].index()]);
+    const Value& value = dag_.graph.value(newest);
+    const int32_t steps = out_.ahead_of(t);
+    if (!info(value.type.dtype).is_float)
+      return fail(place_of_task(t), "not supported: '{}' of {} draws random numbers", label,
+                  later_step(steps))
+          .with_note("what draws random numbers is one step ahead at most");
+    return fail(place_of_task(t),
+                "order: on {} '{}' of {} reads '{}', which has {} versions: it is {} ahead at most",
+                where_, label, later_step(steps), value.name, versions, versions - 1)
+        .with_note(fmt::format("help: {} versions of it (weight_versions)", steps + 1));
   }
   Error not_updated(int32_t t, ItemId state, ChunkId region) const {
     const Task& task = dag_.tasks[out_.tasks[static_cast<size_t>(t)].index()];
@@ -149,13 +174,15 @@ class CellOrder {
                          std::ranges::any_of(dag_.parts, is_it) ||
                          std::ranges::count(dag_.copies, value, &Copy::copy) > 0;
     const bool is_shared = trained && !region.valid() && dag_.split_update;
-    Error error =
-        fail(out_.places[static_cast<size_t>(out_.named_at[static_cast<size_t>(t)])],
-             "order: on {} '{}' of the next step reads '{}' before this step's update of it{}",
-             where_, print_label(dag_, task), dag_.graph.value(value).name,
-             is_shared ? ", which closes the step: several devices read it" : "");
+    Error error = fail(
+        place_of_task(t), "order: on {} '{}' of {} reads '{}' before this step's update of it{}",
+        where_, print_label(dag_, task), later_step(out_.ahead_of(t)), dag_.graph.value(value).name,
+        is_shared ? ", which closes the step: several devices read it" : "");
     if (!trained) return std::move(error).with_note("it has one version, which the update changes");
     if (is_shared) return std::move(error).with_note("help: two versions of it (weight_versions)");
+    if (const int32_t steps = out_.ahead_of(t); steps > 1)
+      return std::move(error).with_note(
+          fmt::format("help: {} versions of it (weight_versions)", steps + 1));
     const Chunk& of = dag_.chunks[(region.valid() ? region : task.chunk).index()];
     std::string tags;
     for (size_t tag = 0; tag < of.tags.size(); ++tag)
@@ -166,14 +193,15 @@ class CellOrder {
         fmt::format("help: 'U[{}]' before it, or two versions of it (weight_versions)", tags));
   }
 
-  // Takes all items in the order of one step: first what runs while the step before is under way.
-  // Pairs are given by position in `body`: theirs may be tasks of two steps.
-  Status take_all(const std::vector<OrderItem>& items, const std::vector<bool>& ahead) {
+  // Takes all items in the order of one step: first what runs while steps before it are under way,
+  // the farthest ahead first. Pairs are given by position in `body`: theirs may be tasks of two
+  // steps.
+  Status take_all(const std::vector<OrderItem>& items, const std::vector<int32_t>& ahead) {
     std::vector<std::pair<size_t, size_t>> tasks(items.size());  // by item: [first, end)
-    for (const bool next : {true, false}) {
+    for (const int32_t steps : std::set<int32_t, std::greater<>>(ahead.begin(), ahead.end())) {
       for (size_t i = 0; i < items.size(); ++i) {
-        if (ahead[i] != next) continue;
-        PIPER_TRY(check_between_steps(items, i, next));
+        if (ahead[i] != steps) continue;
+        PIPER_TRY(check_between_steps(items, i, steps > 0));
         OrderItem item = items[i];
         std::erase_if(item.tags, [&](const auto& tag) {
           return tag.first == "step" || (tag.second == 0 && uncut_.contains(tag.first));
@@ -182,7 +210,7 @@ class CellOrder {
         PIPER_TRY(take(item, static_cast<int32_t>(i) + 1));
         tasks[i].second = out_.tasks.size();
       }
-      if (next) out_.ahead = static_cast<int32_t>(out_.tasks.size());
+      out_.ahead.resize(out_.tasks.size(), steps);
     }
     int32_t first_of_pair = 0;
     for (size_t i = 0; i < tasks.size(); ++i) {

@@ -28,7 +28,9 @@ class Inserter {
     form_buckets();
     assign_slots();
     load_into_pool();
-    for (const int32_t ahead : {0, 1}) load_and_keep(ahead);
+    int32_t most = 1;
+    for (const Instruction& one : role_.body) most = std::max(most, one.ahead);
+    for (int32_t ahead = 0; ahead <= most; ++ahead) load_and_keep(ahead);
     std::stable_sort(loads_.begin(), loads_.end(),
                      [](const Load& a, const Load& b) { return a.need < b.need; });
     issue();

@@ -79,12 +79,12 @@ class Copier {
   }
 
   // ---- Activations ----
-  // Returns what a body begins for the next step, and its next run ends.
-  bool is_later_run(int64_t first, int64_t i) const {
-    return role_.body[at(first)].ahead > role_.body[at(i)].ahead;
+  // Returns how many runs of the body after `first` of a step its `i` comes.
+  int64_t runs_between(int64_t first, int64_t i) const {
+    return role_.body[at(first)].ahead - role_.body[at(i)].ahead;
   }
-  // Returns a buffer's uses in the order of its step: what belongs to the next one comes before the
-  // rest, which is in the next run of the body.
+  // Returns a buffer's uses in the order of its step: what belongs to later ones comes before the
+  // rest, which is in later runs of the body.
   std::vector<int64_t> uses_in_time(int32_t buffer) const {
     std::vector<int64_t> uses = accesses_[at(buffer)];
     std::stable_sort(uses.begin(), uses.end(), [&](int64_t a, int64_t b) {
@@ -100,7 +100,7 @@ class Copier {
                                    [&](int64_t i) { return is_backward(role_.body[at(i)]); });
     if (back == uses.begin() || back == uses.end()) return;
     const int64_t leaves = *std::prev(back), needed = *back;
-    const int64_t between = is_later_run(leaves, needed) ? static_cast<int64_t>(starts_.size()) : 0;
+    const int64_t between = runs_between(leaves, needed) * std::ssize(starts_);
     const int64_t gone = task_of_[at(leaves)] + offload.in_flight,
                   comes = task_of_[at(needed)] + between - offload.distance;
     const int64_t bytes = role_.tensor(buffer).type.bytes();

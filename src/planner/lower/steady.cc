@@ -1,4 +1,4 @@
-// Makes a body that ends one step and begins the next, for strategies whose steps overlap.
+// Makes a body that ends one step and goes on with later ones, for strategies whose steps overlap.
 #include "steady.h"
 
 #include "at.h"
@@ -62,7 +62,7 @@ Steady make_steady(RoleProgram& role, const StepOrder& order, const Dag& dag) {
     for (int32_t i = order.starts[at(task)]; i < order.starts[at(task) + 1]; ++i) {
       Instruction& one = role.body.emplace_back(std::move(step[at(i)]));
       one.waits.clear();
-      one.ahead = order.ahead[at(task)] ? 1 : 0;
+      one.ahead = order.ahead[at(task)];
       steady.numbers.push_back(i);
       stays.push_back(order.stays[at(task)]);
     }

@@ -8,11 +8,10 @@
 namespace piper {
 
 // Holds what is known of a cell's step: of each task in the order of one step its first
-// instruction, and the end; the tasks as a body runs them; whether they then belong to the next
-// step.
+// instruction, and the end; the tasks as a body runs them; how many steps ahead they then
+// are.
 struct StepOrder {
-  std::vector<int32_t> starts, body;
-  std::vector<bool> ahead;
+  std::vector<int32_t> starts, body, ahead;
   std::vector<bool> stays;        // by task: a reduction that the order places
   std::vector<Overlap> overlaps;  // positions in `body`
   std::vector<GatheredBuffer> gathered;
@@ -29,8 +28,8 @@ struct Steady {
   std::vector<CreditCount> credits;
 };
 
-// Brings the role's body, of one step, into the order of a steady step. Instructions of the next
-// step have `ahead` = 1, but are as they are in their own. Without waits.
+// Brings the role's body, of one step, into the order of a steady step. Instructions of
+// later steps have `ahead`, but are as they are in their own. Without waits.
 Steady make_steady(RoleProgram& role, const StepOrder& order, const Dag& dag);
 
 }  // namespace piper

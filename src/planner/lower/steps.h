@@ -1,5 +1,5 @@
-// Steps that overlap: the instructions of one step become a prologue that begins the first step, a
-// body of two steps, and an epilogue that finishes the last.
+// Steps that overlap: the instructions of one step become a prologue that begins later steps, a
+// body that finishes one step and goes on with those, and an epilogue that begins none.
 #pragma once
 
 #include "send_lifetimes.h"
@@ -8,9 +8,9 @@
 namespace piper {
 
 // Takes the roles' bodies, of one step, apart; places buffers and adds waits. `transfers`: in the
-// one step. Parameters that live in parts are gathered again in each section. A value that two
-// steps need at once has two buffers. Adds to what `counts` counts. Error:
-// what two steps need at once is on the host, or a state that the update changes.
+// one step. Parameters that live in parts are gathered again in each section. A value that so many
+// steps need at once has as many buffers. Adds to what `counts` counts. Error:
+// what several steps need at once is on the host, or a state that the update changes.
 Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>& orders,
                    const std::vector<Transfer>& transfers, const Dag& dag, Lowered& counts);
 

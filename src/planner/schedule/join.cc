@@ -1,5 +1,7 @@
 // Several messages as one: which may wait for each other, and the tasks that then stand for them.
 #include <algorithm>
+#include <functional>
+#include <map>
 
 #include "dependencies.h"
 #include "piper/planner/schedule.h"
@@ -9,20 +11,23 @@ namespace {
 
 size_t at(int64_t id) { return static_cast<size_t>(id); }
 
-// Returns by task whether it runs while the step before is under way. What is sent then is received
+// Returns by task how many steps it runs ahead of the one under way. What is sent then is received
 // then.
-std::vector<bool> run_ahead(const Dag& dag, const std::vector<ComputeOrder>& compute,
-                            const TaskLists& deps) {
-  std::vector<bool> ahead(dag.tasks.size());
+std::vector<int32_t> run_ahead(const Dag& dag, const std::vector<ComputeOrder>& compute,
+                               const TaskLists& deps) {
+  std::vector<int32_t> ahead(dag.tasks.size());
+  int32_t most = 1;
   for (const ComputeOrder& order : compute)
-    for (int32_t i = 0; i < order.ahead; ++i) ahead[order.tasks[at(i)].index()] = true;
+    for (size_t i = 0; i < order.ahead.size(); ++i)
+      most = std::max(most, ahead[order.tasks[i].index()] = order.ahead[i]);
   for (size_t t = 0; t < ahead.size(); ++t) {
     const Task& task = dag.tasks[t];
     if (task.kind == InstructionKind::kRecv)
       ahead[t] = ahead[t - 1];
-    else if (!is_ordered(task) && runs_by_itself(dag, task))
-      ahead[t] =
-          std::all_of(deps[t].begin(), deps[t].end(), [&](TaskId d) { return ahead[d.index()]; });
+    else if (!is_ordered(task) && runs_by_itself(dag, task)) {
+      ahead[t] = most;
+      for (TaskId d : deps[t]) ahead[t] = std::min(ahead[t], ahead[d.index()]);
+    }
   }
   return ahead;
 }
@@ -34,7 +39,7 @@ class Waiting {
  public:
   // `ahead`: of a steady step, see run_ahead(); null: of one step.
   Waiting(const Dag& dag, const std::vector<ComputeOrder>& compute, const TaskLists& deps,
-          const std::vector<bool>* ahead)
+          const std::vector<int32_t>* ahead)
       : dag_(dag),
         deps_(deps),
         before_(dag.tasks.size()),
@@ -43,8 +48,8 @@ class Waiting {
         done_(dag.tasks.size()),
         group_of_(dag.tasks.size(), -1) {
     for (size_t t = 0; t < dag.tasks.size(); ++t)
-      for (TaskId d : deps[t])  // what the steady step before has done is there
-        if (!ahead || (*ahead)[t] || !(*ahead)[d.index()]) wait_for(TaskId(t), d);
+      for (TaskId d : deps[t])  // what steady steps before have done is there
+        if (!ahead || (*ahead)[t] >= (*ahead)[d.index()]) wait_for(TaskId(t), d);
     for (const ComputeOrder& order : compute) ahead ? follow_steady(order) : follow(order);
     close_step(compute, ahead != nullptr);
     meet();
@@ -312,20 +317,17 @@ class Rewriter {
 std::vector<JoinedMessages> join_messages(Dag& dag, std::vector<ComputeOrder>& compute,
                                           const std::vector<std::vector<TaskId>>& groups) {
   const TaskLists deps = find_dependencies(dag);
-  const std::vector<bool> ahead = run_ahead(dag, compute, deps);
+  const std::vector<int32_t> ahead = run_ahead(dag, compute, deps);
   std::vector<std::vector<TaskId>> joined;
   std::vector<int32_t> group_of(dag.tasks.size(), -1);
   for (size_t g = 0; g < groups.size(); ++g) {
     for (TaskId id : groups[g]) group_of[id.index()] = static_cast<int32_t>(g);
-    for (const bool next : {true, false}) {  // messages of two steps do not meet
-      std::vector<TaskId> here;
-      std::copy_if(groups[g].begin(), groups[g].end(), std::back_inserter(here),
-                   [&](TaskId id) { return ahead[id.index()] == next; });
-      if (!here.empty()) joined.push_back(std::move(here));
-    }
+    std::map<int32_t, std::vector<TaskId>, std::greater<>> of_step;  // those of two do not meet
+    for (const TaskId id : groups[g]) of_step[ahead[id.index()]].push_back(id);
+    for (auto& [steps, here] : of_step) joined.push_back(std::move(here));
   }
   std::vector<JoinedMessages> result(groups.size());
-  const bool overlap = std::find(ahead.begin(), ahead.end(), true) != ahead.end();
+  const bool overlap = std::ranges::any_of(ahead, [](int32_t steps) { return steps > 0; });
   for (const bool steady : {false, true}) {
     if (steady && !overlap) break;
     Waiting waiting(dag, compute, deps, steady ? &ahead : nullptr);

@@ -22,7 +22,10 @@ class Steps {
         deps_(deps),
         schedule_(schedule),
         company_(dag.tasks.size(), kNone),
-        where_(dag.tasks.size()) {}
+        where_(dag.tasks.size()) {
+    for (const ComputeOrder& compute : schedule.compute)
+      if (!compute.ahead.empty()) most_ahead_ = std::max(most_ahead_, compute.ahead[0]);
+  }
 
   Status run() {
     schedule_.body.resize(dag_.cells.size());
@@ -40,16 +43,18 @@ class Steps {
 
  private:
   static constexpr int32_t kNone = INT32_MAX;
-  // Messages of the next step come after the computations, then the rest of this step.
-  int32_t early_messages(size_t cell) const {
-    return static_cast<int32_t>(schedule_.compute[cell].tasks.size());
+  // Messages of later steps come after the computations, then the rest of this step.
+  int32_t early_messages(size_t cell, int32_t steps) const {
+    return static_cast<int32_t>(schedule_.compute[cell].tasks.size()) + steps - 1;
   }
-  int32_t rest(size_t cell) const { return early_messages(cell) + 1; }
+  int32_t rest(size_t cell) const { return early_messages(cell, most_ahead_ + 1); }
 
-  bool is_ahead(TaskId id) const {
+  int32_t steps_ahead(TaskId id) const {
     const auto cell = at(dag_.tasks[id.index()].cell);
     const int32_t with = company_[id.index()];
-    return with < schedule_.compute[cell].ahead || with == early_messages(cell);
+    const int32_t first = early_messages(cell, 1);
+    if (with < first) return schedule_.compute[cell].ahead_of(with);
+    return with < rest(cell) ? with - first + 1 : 0;
   }
 
   void keep_company(size_t cell) {
@@ -90,16 +95,17 @@ class Steps {
   }
   bool is_here(TaskId id, size_t cell) const { return at(dag_.tasks[id.index()].cell) == cell; }
 
-  // What is sent a step ahead is received a step ahead.
+  // What is sent some steps ahead is received as many steps ahead.
   Status meet_early() {
     for (size_t t = 1; t < dag_.tasks.size(); ++t) {
       if (dag_.tasks[t].kind != InstructionKind::kRecv) continue;
       const TaskId send(t - 1), recv(t);
-      const bool sent = is_ahead(send), received = is_ahead(recv);
-      if (received && !sent)
-        return fail("the order cannot run: {} is a task of the next step, but {} is not yet",
-                    print_place(dag_, recv), print_place(dag_, send));
-      if (sent && !received) company_[t] = early_messages(at(dag_.tasks[t].cell));
+      const int32_t sent = steps_ahead(send), received = steps_ahead(recv);
+      if (received > sent)
+        return fail("the order cannot run: {} is a task of {} step, but {} is not yet",
+                    print_place(dag_, recv), received == 1 ? "the next" : "a later",
+                    print_place(dag_, send));
+      if (sent > received) company_[t] = early_messages(at(dag_.tasks[t].cell), sent);
     }
     return ok_status();
   }
@@ -108,7 +114,7 @@ class Steps {
   // What both of a pair need comes before the first.
   std::vector<std::pair<int32_t, int32_t>> turns(const ComputeOrder& compute) const {
     std::vector<std::pair<int32_t, int32_t>> turn;
-    for (int32_t t = 0; t < static_cast<int32_t>(compute.tasks.size()) + 2; ++t)
+    for (int32_t t = 0; t <= static_cast<int32_t>(compute.tasks.size()) + most_ahead_; ++t)
       turn.emplace_back(t, t);
     for (int32_t i = 0; i < static_cast<int32_t>(compute.body.size()); ++i)
       turn[at(compute.body[at(i)])] = {i, i};
@@ -137,7 +143,7 @@ class Steps {
     std::iota(body.begin(), body.end(), 0);
     std::stable_sort(body.begin(), body.end(),
                      [&](int32_t a, int32_t b) { return key(a) < key(b); });
-    for (TaskId id : order) schedule_.ahead[cell].push_back(is_ahead(id));
+    for (TaskId id : order) schedule_.ahead[cell].push_back(steps_ahead(id));
     return pair_up(cell, computes);
   }
   // Pairs overlapping tasks, by position in the body: those of the computations, and of all tasks.
@@ -165,7 +171,7 @@ class Steps {
   }
   // Returns whether a task needs another, directly or by what is issued for it on its cell.
   bool needs(TaskId later, TaskId earlier) const {
-    if (is_ahead(later) != is_ahead(earlier)) return false;
+    if (steps_ahead(later) != steps_ahead(earlier)) return false;
     for (TaskId d : deps_[later.index()]) {
       const Task& task = dag_.tasks[d.index()];
       if (d == earlier ||
@@ -280,6 +286,7 @@ class Steps {
   const Dag& dag_;
   const TaskLists& deps_;
   Schedule& schedule_;
+  int32_t most_ahead_ = 0;        // so many steps
   std::vector<int32_t> company_;  // by task: position in its cell's compute order
   std::vector<size_t> done_;      // by cell: how many of its body
   std::vector<size_t> next_pair_;
@@ -292,8 +299,9 @@ class Steps {
 }  // namespace
 
 Status overlap_steps(const Dag& dag, const TaskLists& deps, Schedule& schedule) {
-  const bool overlap = std::any_of(schedule.compute.begin(), schedule.compute.end(),
-                                   [](const ComputeOrder& compute) { return compute.ahead > 0; });
+  const bool overlap =
+      std::any_of(schedule.compute.begin(), schedule.compute.end(),
+                  [](const ComputeOrder& compute) { return !compute.ahead.empty(); });
   return overlap ? Steps(dag, deps, schedule).run() : ok_status();
 }
 

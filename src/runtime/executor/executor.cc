@@ -218,8 +218,14 @@ Status update_outer(State& state, int64_t step) {
 Executor::Executor(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Executor::~Executor() = default;
 
-Status Executor::run_prologue(int64_t step) {
-  return start_section(*state_, state_->prologue, step, false);
+int32_t Executor::prologue_parts() const { return std::max(state_->role->steps_ahead, 1); }
+
+Status Executor::start_prologue(int32_t part, int64_t step, int64_t end) {
+  State& state = *state_;
+  const int32_t most = state.role->steps_ahead;
+  return start_section(
+      state, most == 0 ? state.prologue : state.section_for(step - most + part, step, end), step,
+      false);
 }
 
 Status Executor::run_epilogue(int64_t step) {
@@ -228,9 +234,8 @@ Status Executor::run_epilogue(int64_t step) {
 
 Status Executor::read_inputs(int64_t step) { return take_inputs(*state_, state_->body, step); }
 
-Status Executor::start_step(int64_t step, bool last) {
+Status Executor::start_step(int64_t step, int64_t end) {
   State& state = *state_;
-  const bool ends = last && state.role->steps_ahead > 0;
   state.begun = step;
   state.recorder.set_patience(state.control.timeout());
   PIPER_TRY(find_fault(state, step));
@@ -238,7 +243,9 @@ Status Executor::start_step(int64_t step, bool last) {
     std::memcpy(before.data(), state.at(buffer), static_cast<size_t>(state.type(buffer).bytes()));
   const NvtxScope range =
       state.tool ? NvtxScope(*state.tool, Nvtx::numbered(state.step_range, step + 1)) : NvtxScope();
-  PIPER_TRY(start_section(state, ends ? state.epilogue : state.body, step, true));
+  const bool overlap = state.role->steps_ahead > 0;
+  const BoundSection& section = overlap ? state.section_for(step, step, end) : state.body;
+  PIPER_TRY(start_section(state, section, step, true));
   return state.backend.is_asynchronous() ? update_outer(state, step) : ok_status();
 }
 

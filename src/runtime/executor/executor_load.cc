@@ -526,6 +526,11 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(load_programs(*state, bound));
   size_t instructions = 0;
   for (const auto* section : role.sections()) instructions += section->size();
+  state->windows = windows_of(role.steps_ahead);
+  for (size_t w = kWindowsInLists; w < state->windows.size(); ++w) {
+    state->taken.push_back(instructions_of(role, state->windows[w]));
+    instructions += state->taken.back().size();
+  }
   state->labels.reserve(instructions);
   state->pieces.reserve(instructions);
   state->shards.reserve(instructions);
@@ -536,6 +541,8 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
   PIPER_TRY(bind_section(*state, "evaluation", role.evaluation, bound, state->evaluation));
   PIPER_TRY(bind_section(*state, "outer update", role.outer, bound, state->outer));
+  for (const std::vector<Instruction>& taken : state->taken)
+    PIPER_TRY(bind_section(*state, "window", taken, bound, state->others.emplace_back()));
   PIPER_TRY(prepare_collectives(*state));
   PIPER_TRY(stage_inputs(*state));
   if (backend.keeps_times() && (source.trace_steps > 0 || source.time_every > 0))

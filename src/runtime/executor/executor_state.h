@@ -1,12 +1,14 @@
 // What an executor is once loaded: flat instructions, everything resolved.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <map>
 
 #include "faults.h"
 #include "nvtx.h"
+#include "piper/plan/windows.h"
 #include "piper/runtime/executor.h"
 #include "recorder.h"
 
@@ -61,7 +63,7 @@ struct LineOp {
 };
 
 struct BoundSection {
-  const char* name = nullptr;  // "prologue", "epilogue", "evaluation"; null for the body
+  const char* name = nullptr;  // "prologue", "epilogue", "window", …; null for the body
   const std::vector<Instruction>* instructions = nullptr;
   std::vector<Op> ops;
   std::vector<Queued> queued;     // by instruction, where the backend is asynchronous
@@ -117,6 +119,10 @@ struct Executor::State {
   int64_t staged = 0;                  // bytes beside it
   std::vector<std::byte*> workspaces;  // by stream
   BoundSection prologue, body, epilogue, evaluation, outer;
+  // By number in windows_of(): the window's instructions, but for those that the role has.
+  std::vector<Window> windows;
+  std::vector<std::vector<Instruction>> taken;
+  std::deque<BoundSection> others;
   const BatchSource* evaluated = nullptr;  // the data of the evaluation under way
   std::vector<std::string> labels;         // never resized after load: others read them
   std::vector<std::vector<Piece>> pieces;
@@ -156,8 +162,18 @@ struct Executor::State {
   }
   std::byte* at(int32_t buffer) const { return at(role->buffers[static_cast<size_t>(buffer)]); }
   const TensorType& type(int32_t buffer) const { return role->tensor(buffer).type; }
-  std::array<BoundSection*, 5> all_sections() {
-    return {&prologue, &body, &epilogue, &evaluation, &outer};
+  std::vector<BoundSection*> all_sections() {
+    std::vector<BoundSection*> all{&prologue, &body, &epilogue, &evaluation, &outer};
+    for (BoundSection& each : others) all.push_back(&each);
+    return all;
+  }
+  // Returns what runs for `step` of the steps [begin, end).
+  const BoundSection& section_for(int64_t step, int64_t begin, int64_t end) {
+    const Window wanted = window_at(role->steps_ahead, step, begin, end);
+    const auto w = static_cast<size_t>(std::ranges::find(windows, wanted) - windows.begin());
+    PIPER_CHECK(w < windows.size(), "no window runs for step {} of [{}, {})", step, begin, end);
+    BoundSection* const lists[kWindowsInLists] = {&prologue, &body, &epilogue};
+    return w < kWindowsInLists ? *lists[w] : others[w - kWindowsInLists];
   }
   const std::vector<Report>& reports_of(const BoundSection& section) const {
     return &section == &evaluation ? role->evaluation_reports : role->reports;

@@ -145,7 +145,8 @@ class Steps {
  public:
   explicit Steps(RankRun& run)
       : run_(run),
-        overlap_(run.executor.role().steps_ahead > 0),
+        steps_ahead_(run.executor.role().steps_ahead),
+        overlap_(steps_ahead_ > 0),
         late_(run.executor.is_asynchronous() && !compares(run)),
         guard_(run.options, run.between, !overlap_ && run.executor.role().outer_every == 0, late_),
         begun_(run.options.first_step),
@@ -160,6 +161,7 @@ class Steps {
  private:
   using Clock = std::chrono::steady_clock;
   Status run_steps();
+  Status begin_run();
   Status begin(int64_t step);
   Status end(int64_t step, bool last);
   Status end_until(int64_t step, bool last);
@@ -172,6 +174,10 @@ class Steps {
     const int64_t every = run_.options.evaluate_every;
     return !run_.options.evaluation.empty() && every > 0 && done % every == 0;
   }
+  // Returns whether a step does not begin before all that have begun are complete.
+  bool waits(int64_t step) const {
+    return step >= run_.options.steps || stop_ || is_save_due(step) || is_evaluation_due(step);
+  }
   // Returns whether the job goes on with other plans after the steps that have begun.
   bool goes_on() const { return run_.options.on_end && begun_ == run_.options.steps && !stop_; }
   Status evaluate_and_save_if_due(bool last);
@@ -182,13 +188,17 @@ class Steps {
   double seconds() const { return std::chrono::duration<double>(Clock::now() - since_).count(); }
 
   RankRun& run_;
+  const int32_t steps_ahead_;
   const bool overlap_;
   const bool late_;  // a step is queued before the one that runs is asked for its results
   NonFinite guard_;
   std::optional<SlowRanks> slow_;
   bool stop_ = false, last_ = false;
-  bool drains_ = false;  // the step ends before the next one begins: something is due between them
-  bool save_ = false;    // some rank was told to write a checkpoint
+  // Where steps overlap: before this one all others are complete, since something is due between
+  // them, or since the job ends. It is known when this step would begin.
+  int64_t end_ = Executor::kNoEnd;
+  bool drains_ = false;           // the step under way is the last before that, and not of the job
+  bool save_ = false;             // some rank was told to write a checkpoint
   int64_t begun_, ended_;         // so many steps
   bool step_was_undone_ = false;  // the step that ended last, which was not finite
   int64_t left_out_ = 0;          // steps of data
@@ -217,21 +227,33 @@ Status Steps::tell_memory(bool is_loaded) {
   return run_.options.on_memory(memory_);
 }
 
+// Begins the steps that are ahead of the next one, and that one.
+Status Steps::begin_run() {
+  end_ = Executor::kNoEnd;
+  for (int64_t later = begun_ + steps_ahead_; overlap_ && --later > begun_;)
+    if (waits(later)) end_ = later;
+  return run_.executor.run_prologue(begun_, end_);
+}
+
 Status Steps::begin(int64_t step) {
   step_was_undone_ = false;
   // A step that has begun is finished.
-  last_ = step + 1 == run_.options.steps || (stop_ && overlap_);
-  drains_ = overlap_ && !last_ && (is_save_due(step + 1) || is_evaluation_due(step + 1));
+  if (overlap_ && end_ == Executor::kNoEnd && waits(step + steps_ahead_))
+    end_ = step + steps_ahead_;
+  const bool ends = step + 1 == end_;
+  last_ = step + 1 == run_.options.steps || (ends && stop_);
+  drains_ = ends && !last_;
   PIPER_TRY(inject_fault("step", run_.control.rank(), step + 1));
   if (run_.options.before_step)
     PIPER_TRY(run_.options.before_step(run_.control.rank(), step, run_.executor));
   if (!late_ || step == run_.options.first_step) since_ = Clock::now();
-  return run_.executor.start_step(step, last_ || drains_);
+  return run_.executor.start_step(step, end_);
 }
 
 // Returns whether what the step would read is lost: then it does not begin, on any rank.
 bool Steps::lacks_data(int64_t step) {
-  const bool is_body = step < run_.options.steps - (overlap_ ? 1 : 0);
+  const bool is_body =
+      step < run_.options.steps - steps_ahead_ && (end_ == Executor::kNoEnd || end_ == step);
   if (!is_body || !(meets(run_) || run_.control.world() == 1)) return false;
   const Status read = run_.executor.read_inputs(step);
   if (read || read.error().code != ExitCode::kStorage) return false;  // the step itself says it
@@ -308,7 +330,7 @@ Status Steps::go_back(const StepMetrics& metrics) {
     std::erase_if(steps, [&](const StepMetrics& one) { return one.step >= done; });
     if (run_.options.on_rollback) PIPER_TRY(run_.options.on_rollback(metrics.step, done));
   }
-  return run_.executor.run_prologue(done);
+  return begin_run();
 }
 
 // Asks for the results of all steps before this one.
@@ -349,7 +371,7 @@ Status Steps::evaluate_and_save_if_due(bool last) {
     // Where steps overlap, ranks do not meet again before the next checkpoint.
     if (last || overlap_) PIPER_TRY(run_.checkpoints->drain());
   }
-  return last || !overlap_ ? ok_status() : run_.executor.run_prologue(begun_);
+  return last || !overlap_ ? ok_status() : begin_run();
 }
 
 // An interrupted job does not evaluate at its end, and breaks off what it evaluates.
@@ -408,7 +430,7 @@ Status Steps::run() {
   if (run_.checkpoints != nullptr) PIPER_TRY(agree(run_, 0, heard));  // signals during load
   last_ = stop_ = heard.stop;
   save_ = heard.save;
-  PIPER_TRY(run_.executor.run_prologue(begun_));
+  PIPER_TRY(begin_run());
   do {
     PIPER_TRY(run_steps());
     PIPER_TRY(end_until(begun_, true));
