@@ -33,6 +33,10 @@ constexpr const char* kExperts =
 constexpr const char* kSome =
     ", match: \"**/qkv/*\", shard: [optimizer]}\n  - replicate: {over: dp";
 
+// The states of vectors alone are cut.
+constexpr const char* kVectors =
+    ", match: \"**/ln_f/*\", shard: [optimizer]}\n  - replicate: {over: dp";
+
 struct Case {
   const char* name;
   int pp = 1, dp = 1, tp = 1;
@@ -106,7 +110,8 @@ constexpr const char* kZero3 = ", shard: [optimizer, gradients, parameters]";
 INSTANTIATE_TEST_SUITE_P(
     Strategies, Optimizers,
     ::testing::Values(Case{"pp", 2}, Case{"dp", 1, 2}, Case{"zero1", 1, 2, 1, kZero1},
-                      Case{"zero1_of_some", 1, 2, 1, kSome}, Case{"zero2", 1, 4, 1, kZero2},
+                      Case{"zero1_of_some", 1, 2, 1, kSome},
+                      Case{"zero1_of_vectors", 1, 2, 1, kVectors}, Case{"zero2", 1, 4, 1, kZero2},
                       Case{"zero3", 1, 2, 1, kZero3},
                       Case{"zero1_of_rows", 1, 2, 1, kZero1, "", "two-tower"},
                       Case{"pp_zero3", 2, 2, 1, kZero3}, Case{"tp", 1, 1, 2, "", kGptTensor},

@@ -420,6 +420,26 @@ TEST(TokenChunksOfSamples, SayThatOneChunkCutsNothing) {
 }
 
 // Two chunks of a causal attention leave each rank its tokens, as four do.
+// Backwards go in reverse, also where no chunk needs the gradients of a later one.
+TEST(TokenChunks, WhatIsTrainedBehindTheLastAttentionIsAddedUpInReverse) {
+  NEED_MODEL("gpt");
+  const std::string params = "params: {stages: 2, microbatches: 1, token_chunks: 4}\n";
+  for (const std::string order :
+       {"", "include: <tokens/seq1f1b>\n", "include: <tokens/terapipe>\n"})
+    for (const char* trained : {"h/7/fc", "ln_f"}) {
+      SCOPED_TRACE(order + trained);
+      const Result<Compiled> compiled =
+          compile_chunks({"", order.empty() ? kChunks : "", "{}",
+                          fmt::format("{}parameters: [{{freeze: ['**', '!**/{}/*']}}]\n",
+                                      order.empty() ? "" : order + params, trained)});
+      ASSERT_TRUE(compiled) << print_error(compiled.error());
+      const Result<Trained> single = train(*compiled->single, "gpt-deep", 3),
+                            spread = train(compiled->set, "gpt-deep", 3);
+      ASSERT_TRUE(single && spread);
+      expect_equal_bits(*spread, *single, order + trained);
+    }
+}
+
 TEST(TokenChunks, EachRankHasItsTokensOfEachChunk) {
   NEED_MODEL("gpt");
   const Result<Compiled> compiled = compile_chunks({"", kTwoChunks + kContext, "{cp: 2}"});

@@ -172,6 +172,10 @@ struct DagAxis {
   bool shares_batch() const { return replicated && !sharded && !twins; }
   bool tells_cells_apart() const { return placed || twins; }
 };
+struct Dag;
+// Returns by chunk of tokens the one before it in its pass: forwards go through the tokens of a
+// sample in order, backwards in reverse, whatever they need of each other. -1: there is none.
+std::vector<int32_t> chunks_before(const Dag& dag);
 // Returns the mesh as plans have it.
 Mesh mesh_of(const std::vector<DagAxis>& axes);
 
@@ -179,6 +183,7 @@ struct Dag {
   Graph graph;  // sharded; expand_tasks adds the nodes that sum
   std::vector<DagAxis> mesh;
   std::vector<std::string> region_tags;  // tags that tell regions apart
+  int64_t tokens = -1;  // position of the one that numbers chunks of tokens; -1: there is none
   std::vector<TaskStream> streams{{"compute"}};
   int64_t microbatches = 1;
   // By microbatch: those whose chunks all have the same places and tags form a group, numbered by

@@ -18,6 +18,7 @@ struct InBlocksOf {
 struct DagSpec {
   std::vector<DagAxis> mesh;
   std::vector<std::string> region_tags;
+  int64_t tokens = -1;  // see Dag
   int64_t microbatches = 1, replicas_in_turn = 1;
   std::vector<SumRound> rounds;                            // over replicas, as sums go through them
   std::map<std::string, std::vector<SumRound>> rounds_of;  // by parameter: as its gradient does

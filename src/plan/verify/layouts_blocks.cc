@@ -32,6 +32,17 @@ bool takes_run(const RoleProgram& role, const Instruction& one, const std::vecto
          whole.param.empty() && !of_parameters[one.args[0]] && used;
 }
 
+// Returns whether the instruction puts flat runs of a value together that is no parameter: ranks
+// have computed parts of it, which ops then read whole.
+bool gathers_run(const RoleProgram& role, const Instruction& one) {
+  if (one.kind != InstructionKind::kAllGather || one.dim >= 0) return false;
+  for (size_t a = 1; a < one.args.size(); a += 2) {
+    const Tensor& whole = role.tensor(one.args[a]);
+    if (whole.kind == BufferKind::kStep && whole.param.empty()) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 uint32_t find_followed_axes(const PlanSet& set) {
@@ -46,9 +57,9 @@ uint32_t find_followed_axes(const PlanSet& set) {
       for (const int32_t arg : one.args) ++uses[arg];
     });
     for_each_instruction(role, [&](const Instruction& one) {
-      if (one.group >= 0 &&
-          (one.dim >= 0 || info(one.kind).args == ArgForm::kTurns ||
-           one.reduction == Reduction::kMax || takes_run(role, one, uses, of_parameters)))
+      if (one.group >= 0 && (one.dim >= 0 || info(one.kind).args == ArgForm::kTurns ||
+                             one.reduction == Reduction::kMax ||
+                             takes_run(role, one, uses, of_parameters) || gathers_run(role, one)))
         axes |= axes_of(role.groups[one.group]);
     });
   }

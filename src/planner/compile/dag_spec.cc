@@ -81,9 +81,11 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   const Split* const chunks = making.strategy.chunk_split();
   if (making.is_oracle() && !like_strategy) {  // chunks add to sums one after the other
     if (making.is_single() && chunks) spec.region_tags = {chunks->as};
+    if (making.is_single() && chunks && chunks->of_tokens) spec.tokens = 0;
     return spec;
   }
   PIPER_ASSIGN(spec.region_tags, region_tags(making.strategy, step));
+  if (chunks && chunks->of_tokens) spec.tokens = std::ssize(spec.region_tags);
   if (chunks) spec.region_tags.push_back(chunks->as);
   PIPER_TRY(split_passes(making.strategy, spec));
   spec.split_update = spec.split_update && making.has_order();

@@ -1,5 +1,8 @@
 // Answers what many steps of the planner ask of axes, tasks and values.
 #include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
 
 #include "piper/planner/make_dag.h"
 
@@ -55,6 +58,36 @@ std::vector<std::vector<TaskId>> writers(const Dag& dag) {
       result[a.into.index()].push_back(TaskId(t));
   }
   return result;
+}
+
+std::vector<int32_t> chunks_before(const Dag& dag) {
+  std::vector<int32_t> before(dag.chunks.size(), -1);
+  if (dag.tokens < 0) return before;
+  const auto tokens = static_cast<size_t>(dag.tokens);
+  const auto key_of = [&](const Chunk& chunk) {
+    std::vector<int32_t> tags = chunk.tags;
+    tags.erase(tags.begin() + dag.tokens);
+    return std::tuple(chunk.pass, chunk.cell, std::move(tags), chunk.groups, chunk.variants);
+  };
+  std::map<decltype(key_of(Chunk())), std::map<int32_t, int32_t>> runs;  // chunk by its tokens
+  for (size_t c = 0; c < before.size(); ++c) {
+    const Chunk& chunk = dag.chunks[c];
+    const bool has_order = chunk.pass == TaskPass::kF || chunk.pass == TaskPass::kB ||
+                           chunk.pass == TaskPass::kBI || chunk.pass == TaskPass::kBW;
+    if (has_order && chunk.tags[tokens] != kNoTag)
+      runs[key_of(chunk)].emplace(chunk.tags[tokens], static_cast<int32_t>(c));
+  }
+  for (const auto& [key, run] : runs) {
+    int32_t last = -1;
+    const auto take = [&](const std::pair<const int32_t, int32_t>& one) {
+      before[static_cast<size_t>(one.second)] = std::exchange(last, one.second);
+    };
+    if (std::get<0>(key) == TaskPass::kF)
+      std::for_each(run.begin(), run.end(), take);
+    else
+      std::for_each(run.rbegin(), run.rend(), take);
+  }
+  return before;
 }
 
 }  // namespace piper

@@ -181,6 +181,7 @@ PIPER_FIELDS(Dag) {
   v("groups", &Dag::group_of);
   v("bucket", &Dag::bucket_bytes);
   v("tags", &Dag::region_tags);
+  v("tokens", &Dag::tokens);
   v("cells", &Dag::cells);
   v("graph", &Dag::graph, kElsewhere);
   v("mesh", &Dag::mesh, kElsewhere);

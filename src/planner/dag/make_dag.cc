@@ -319,10 +319,12 @@ Status order_chunks(Dag& dag) {
         if (known < 0 || dag.chunks[c].level <= dag.chunks[static_cast<size_t>(known)].level)
           known = static_cast<int32_t>(c);
       }
+  const std::vector<int32_t> of_tokens = chunks_before(dag);
   std::vector<std::vector<int32_t>> preds(n), succs(n);
   std::vector<int32_t> waiting(n);
   for (size_t c = 0; c < n; ++c) {
     preds[c] = before(dag, c, chunk_of, early_of);
+    preds[c].push_back(of_tokens[c]);
     std::sort(preds[c].begin(), preds[c].end());
     preds[c].erase(std::unique(preds[c].begin(), preds[c].end()), preds[c].end());
     std::erase(preds[c], -1);
@@ -375,6 +377,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.graph = std::move(graph);
   dag.mesh = spec.mesh;
   dag.region_tags = spec.region_tags;
+  dag.tokens = spec.tokens;
   dag.microbatches = spec.microbatches;
   dag.replicas_in_turn = spec.replicas_in_turn;
   dag.twins = spec.twins;

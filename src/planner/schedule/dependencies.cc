@@ -2,6 +2,7 @@
 #include "dependencies.h"
 
 #include <algorithm>
+#include <map>
 
 #include "piper/base/parallel.h"
 
@@ -138,10 +139,23 @@ class Writers {
   std::vector<Write> writes_;
 };
 
+// Returns the computations of each chunk of tokens, by microbatch.
+std::map<std::pair<int32_t, int32_t>, TaskId> computations_of_tokens(const Dag& dag) {
+  std::map<std::pair<int32_t, int32_t>, TaskId> tasks;
+  for (size_t t = 0; dag.tokens >= 0 && t < dag.tasks.size(); ++t)
+    if (const Task& task = dag.tasks[t];
+        task.kind == InstructionKind::kCompute && is_ordered(task.pass))
+      tasks.emplace(std::pair(task.chunk.value, task.micro), TaskId(t));
+  return tasks;
+}
+
 }  // namespace
 
 TaskLists find_dependencies(const Dag& dag) {
   const Writers writers(dag);
+  const auto of_tokens = computations_of_tokens(dag);
+  const std::vector<int32_t> before =
+      of_tokens.empty() ? std::vector<int32_t>() : chunks_before(dag);
   constexpr size_t kBlock = 1 << 14;
   std::vector<TaskLists> blocks((dag.tasks.size() + kBlock - 1) / kBlock);
   in_parallel(blocks.size(), [&](size_t b) {
@@ -151,6 +165,10 @@ TaskLists find_dependencies(const Dag& dag) {
       own.clear();
       for (ItemId item : task.reads) writers.add_to(own, item);
       if (task.within.valid()) own.push_back(task.within);
+      if (!before.empty() && task.kind == InstructionKind::kCompute && is_ordered(task.pass))
+        if (const auto last = of_tokens.find({before[task.chunk.index()], task.micro});
+            last != of_tokens.end())
+          own.push_back(last->second);
       if (task.kind == InstructionKind::kRecv) {
         // expand_tasks adds the send just before its receive.
         PIPER_CHECK(t > 0 && dag.tasks[t - 1].kind == InstructionKind::kSend,
