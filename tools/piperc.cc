@@ -318,7 +318,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--force", flags.force, "replace a directory that holds plans");
   app.add_flag("--dry-run", flags.dry_run,
-               "write nothing; print the explanation unless --dump or --explain select other "
+               "write nothing, and compare the plans with no single-device plan; print the "
+               "explanation unless --dump or --explain select other "
                "output. The file of the model's external data may be missing")
       ->excludes(tolerate);
   app.add_flag("--eval", flags.compile.evaluation,
