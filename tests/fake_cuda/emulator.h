@@ -6,6 +6,9 @@
 // access; and with checks for undefined behaviour, which end here as well.
 #pragma once
 
+// The special functions of C++17's math.h take half of the time to compile a kernel; none has them.
+#include <bits/c++config.h>
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
 // With overloads for float and double outside of std, as NVRTC has them.
 #include <math.h>
 #include <stdlib.h>
