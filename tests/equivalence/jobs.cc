@@ -233,8 +233,11 @@ double largest_difference(const Trained& a, const Trained& b) {
     };
     double size = 0.05, difference = 0;
     for (size_t i = 0; i < n; ++i) {
-      size = std::max(size, std::abs(at(other, i)));
-      const double apart = std::abs(at(tensor, i) - at(other, i));
+      const double here = at(tensor, i), there = at(other, i);
+      if (std::isfinite(there)) size = std::max(size, std::abs(there));
+      // Constants may be infinite, or no numbers.
+      if (here == there || (std::isnan(here) && std::isnan(there))) continue;
+      const double apart = std::abs(here - there);
       difference = std::isnan(apart) ? INFINITY : std::max(difference, apart);
     }
     worst = std::isfinite(difference) ? std::max(worst, difference / size) : INFINITY;

@@ -151,6 +151,7 @@ class OuterStep {
  private:
   // The outer optimizer is one for all parameters.
   Status check_types(const Graph& graph, const std::vector<const ParamGroup*>& groups) const {
+    if (graph.params.empty()) return fail("every parameter is frozen: there is nothing to train");
     for (size_t p = 0; p < graph.params.size(); ++p) {
       const Param& param = graph.params[p];
       const OptimizerDef& def = find_optimizer(optimizer_of(*groups[p], outer_).name);

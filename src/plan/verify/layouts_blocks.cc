@@ -32,13 +32,15 @@ bool takes_run(const RoleProgram& role, const Instruction& one, const std::vecto
          whole.param.empty() && !of_parameters[one.args[0]] && used;
 }
 
-// Returns whether the instruction puts flat runs of a value together that is no parameter: ranks
-// have computed parts of it, which ops then read whole.
-bool gathers_run(const RoleProgram& role, const Instruction& one) {
+// Returns whether the instruction puts flat runs of a value together that is no parameter, nor part
+// of one: ranks have computed parts of it, which ops then read whole.
+bool gathers_run(const RoleProgram& role, const Instruction& one,
+                 const std::vector<bool>& of_parameters) {
   if (one.kind != InstructionKind::kAllGather || one.dim >= 0) return false;
   for (size_t a = 1; a < one.args.size(); a += 2) {
     const Tensor& whole = role.tensor(one.args[a]);
-    if (whole.kind == BufferKind::kStep && whole.param.empty()) return true;
+    if (whole.kind == BufferKind::kStep && whole.param.empty() && !of_parameters[one.args[a - 1]])
+      return true;
   }
   return false;
 }
@@ -57,9 +59,10 @@ uint32_t find_followed_axes(const PlanSet& set) {
       for (const int32_t arg : one.args) ++uses[arg];
     });
     for_each_instruction(role, [&](const Instruction& one) {
-      if (one.group >= 0 && (one.dim >= 0 || info(one.kind).args == ArgForm::kTurns ||
-                             one.reduction == Reduction::kMax ||
-                             takes_run(role, one, uses, of_parameters) || gathers_run(role, one)))
+      if (one.group >= 0 &&
+          (one.dim >= 0 || info(one.kind).args == ArgForm::kTurns ||
+           one.reduction == Reduction::kMax || takes_run(role, one, uses, of_parameters) ||
+           gathers_run(role, one, of_parameters)))
         axes |= axes_of(role.groups[one.group]);
     });
   }

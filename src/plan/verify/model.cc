@@ -312,14 +312,6 @@ Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps,
   return single;
 }
 
-// Returns in how many runs a plan for one device sums the squares of each gradient; 0: it does not.
-int64_t runs_of_norm(const RoleProgram& role) {
-  for (const Program& program : role.programs)
-    for (const ProgramOp& op : program.ops)
-      if (op.op == "SumSquares") return std::max<int64_t>(op.attrs.integer("parts"), 1);
-  return 0;
-}
-
 // Takes from the plan for one device the order of gradients in the norm, and which sum is the loss.
 void take_sums(Model& model, const Effects& one_device) {
   std::unordered_map<uint64_t, int32_t> sums;  // by symbol

@@ -245,6 +245,8 @@ uint32_t find_followed_axes(const PlanSet& set);
 uint32_t axes_of(const Group& group);  // a bit each
 // Fills facts, names and gradients. Roles must have passed check_role().
 Status find_facts(const PlanSet& set, Model& model);
+// Returns in how many runs a plan for one device sums the squares of each gradient; 0: it does not.
+int64_t runs_of_norm(const RoleProgram& role);
 
 // ---- The rules ----------------------------------------------------------------------------------
 void check_structure(const Model& model, std::span<const Section> sections, Findings& findings);

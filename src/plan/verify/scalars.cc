@@ -429,4 +429,11 @@ void StepScalars::check_update(Spot place, const std::string& shown, int32_t par
   if (!clips) unclipped_.try_emplace(section_.training_step(place), here);
 }
 
+int64_t runs_of_norm(const RoleProgram& role) {
+  for (const Program& program : role.programs)
+    for (const ProgramOp& op : program.ops)
+      if (op.op == "SumSquares") return std::max<int64_t>(op.attrs.integer("parts"), 1);
+  return 0;
+}
+
 }  // namespace piper

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "piper/ir/ops.h"
 
@@ -82,13 +83,14 @@ std::vector<int32_t> cut_over(const Dag& dag, const Value& value) {
 // Returns the sums that loss and weight are, or are made of: those of the loss first.
 std::vector<ValueId> shown_sums(const Graph& graph) {
   std::vector<ValueId> sums;
+  std::set<NodeId> seen;
   const auto visit = [&](ValueId value, const auto& self) -> void {
     if (!value.valid()) return;
     const NodeId producer = graph.value(value).producer;
-    if (!producer.valid()) return;
+    if (!producer.valid() || !seen.insert(producer).second) return;
     if (!is_step_sum(graph.node(producer)))
       for (const ValueId input : graph.node(producer).inputs) self(input, self);
-    else if (std::ranges::count(sums, value) == 0)
+    else
       sums.push_back(value);
   };
   visit(graph.loss, visit);
@@ -285,7 +287,9 @@ struct UpdateReads {
 
 UpdateReads reads_of(const Graph& graph, ValueId next, const std::vector<ValueId>& param_of) {
   UpdateReads reads;
+  std::set<NodeId> seen;
   const auto visit = [&](NodeId id, const auto& self) -> void {
+    if (!seen.insert(id).second) return;
     const Node& node = graph.node(id);
     const size_t before = reads.params.size();
     for (ValueId input : node.inputs)

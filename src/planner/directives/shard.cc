@@ -578,7 +578,7 @@ void explain_axis(const ShardedGraph& made, const AxisCut& cut, const Strategy& 
     Sum& sum = sums[{node.pass, node.op}];
     ++sum.count;
     sum.bytes += conversion.bytes;
-    sum.is_expected = node.attrs.find("owned") != nullptr;
+    sum.is_expected |= node.attrs.find("owned") != nullptr;
     const Node* reader = conversion.reader.valid() ? &made.graph.node(conversion.reader) : nullptr;
     each.push_back(fmt::format(
         "{} {} over {} of '{}' ({}), {}, {}", kPassNames[static_cast<size_t>(node.pass)], node.op,
@@ -621,6 +621,7 @@ void note_whole_attention(const ShardedGraph& made, const AxisCut& cut,
                           std::vector<std::string>& notes) {
   std::set<int32_t> whole;
   std::string example;
+  bool of_tokens = false;
   for (const Conversion& conversion : made.conversions) {
     if (!cut.attention.empty() || !conversion.reader.valid()) continue;
     const Node &reader = made.graph.node(conversion.reader),
@@ -629,13 +630,16 @@ void note_whole_attention(const ShardedGraph& made, const AxisCut& cut,
     whole.insert(conversion.reader.value);
     example = fmt::format("'{}' ({})", made.graph.value(node.outputs[0]).name,
                           to_string(made.graph.value(node.outputs[0]).type));
+    const std::vector<int64_t> first = reader.attrs.integers("tokens_first");
+    of_tokens = node.attrs.integer("dim") == (!first.empty() && first[0] != 0 ? 1 : 2);
   }
   if (whole.empty()) return;
   notes.push_back(fmt::format(
-      "{} attention{} run{} whole on each of the {} ranks, which put {} together for {}: heads are "
-      "cut only into as many equal blocks as there are ranks",
+      "{} attention{} run{} whole on each of the {} ranks, which put {} together for {}: {}",
       whole.size(), whole.size() == 1 ? "" : "s", whole.size() == 1 ? "s" : "", cut.ranks, example,
-      whole.size() == 1 ? "it" : "them"));
+      whole.size() == 1 ? "it" : "them",
+      of_tokens ? "`attention` in 'shard' says by which of gather, heads and ring its tokens meet"
+                : "heads are cut only into as many equal blocks as there are ranks"));
 }
 
 int64_t sent_by(const ShardedGraph& made) {

@@ -200,13 +200,25 @@ class Lister {
     look_at(line.cell);
   }
 
-  Error too_tight(size_t cell) const {
+  // Returns what one microbatch holds on a cell: chunks and bytes.
+  std::pair<int64_t, int64_t> held_on(size_t cell) const {
     int64_t chunks = 0, bytes = 0;
     for (size_t l : lines_.of_cell[cell])
       if (const Line& line = lines_.all[l]; line.pass == TaskPass::kF) {
         chunks = std::max(chunks, line.room);
         bytes = std::max(bytes, line.bytes);
       }
+    return {chunks, bytes};
+  }
+  // `cell` has a task that may not run; it may wait for another one whose limit is too low.
+  Error too_tight(size_t cell) const {
+    const auto is_too_low = [&](size_t c) {
+      const auto [chunks, bytes] = held_on(c);
+      return policy_.in_flight[c] < chunks || (policy_.memory > 0 && policy_.memory < bytes);
+    };
+    for (size_t c = 0; c < clock_.size() && !is_too_low(cell); ++c)
+      if (is_too_low(c)) cell = c;
+    const auto [chunks, bytes] = held_on(cell);
     std::string where;
     for (size_t a = 0; a < dag_.mesh.size(); ++a)
       if (dag_.mesh[a].placed)

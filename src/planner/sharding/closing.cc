@@ -1,6 +1,8 @@
 // Finds what runs once a step, after all microbatches.
 #include "closing.h"
 
+#include <set>
+
 #include "piper/ir/ops.h"
 
 namespace piper {
@@ -39,14 +41,16 @@ std::vector<bool> find_closing(const Graph& graph) {
 
 namespace {
 
-// Returns the first sum over the step that the value is made of by late nodes.
-ValueId first_sum(const Graph& graph, const std::vector<bool>& late, ValueId value) {
+// Returns the first sum over the step that the value is made of by late nodes, but for those that
+// are `seen`.
+ValueId first_sum(const Graph& graph, const std::vector<bool>& late, ValueId value,
+                  std::set<NodeId>& seen) {
   if (!value.valid() || graph.value(value).kind != ValueKind::kNode) return {};
   const NodeId producer = graph.value(value).producer;
   if (is_step_sum(graph.node(producer))) return value;
-  if (!late[producer.index()]) return {};
+  if (!late[producer.index()] || !seen.insert(producer).second) return {};
   for (ValueId input : graph.node(producer).inputs)
-    if (const ValueId sum = first_sum(graph, late, input); sum.valid()) return sum;
+    if (const ValueId sum = first_sum(graph, late, input, seen); sum.valid()) return sum;
   return {};
 }
 
@@ -59,7 +63,8 @@ void close_step(Graph& graph, const std::vector<bool>& late) {
     if (summed.kind != ValueKind::kNode || !late[summed.producer.index()]) continue;
     node.op = "Reshape";
     node.attrs = {{"shape", summed.type.shape}};
-    const ValueId first = first_sum(graph, late, node.inputs[0]);
+    std::set<NodeId> seen;
+    const ValueId first = first_sum(graph, late, node.inputs[0], seen);
     if (first.valid()) std::swap(graph.value(first).name, graph.value(node.outputs[0]).name);
   }
 }
