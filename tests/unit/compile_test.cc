@@ -348,7 +348,9 @@ TEST(Compile, LargeSingleDevicePlansPlayOneReplica) {
     return compile(options);
   };
   const auto few = compile_with(2, 500), many = compile_with(64, 500), asked = compile_with(64, 0);
-  ASSERT_TRUE(few && many && asked);
+  ASSERT_TRUE(few) << print_error(few.error());
+  ASSERT_TRUE(many) << print_error(many.error());
+  ASSERT_TRUE(asked) << print_error(asked.error());
   EXPECT_TRUE(few->single && few->warnings.empty());
   EXPECT_TRUE(asked->single && asked->warnings.empty());
   EXPECT_FALSE(few->set.manifest.predictions.contains("single_instructions"));

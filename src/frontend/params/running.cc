@@ -84,7 +84,7 @@ struct BufferUse {
   bool read = false;    // by a call, or by what the exporter computed from it
   bool folded = false;  // into a constant
   bool is_statistic = false;
-  bool is_float = true;
+  std::optional<bool> is_float = {};  // nothing: the file lacks it
 };
 
 BufferUse use_of_buffer(const OnnxModel& model, const SignatureInput& buffer) {
@@ -157,7 +157,8 @@ Result<std::vector<ChangedBuffer>> find_changed_buffers(const OnnxModel& model,
         });
     if (buffer == signature.end()) continue;
     const BufferUse use = use_of_buffer(model, *buffer);
-    const bool is_count = leaf_of(mutation.target) == "num_batches_tracked" && !use.is_float;
+    const bool is_count =
+        leaf_of(mutation.target) == "num_batches_tracked" && !use.is_float.value_or(false);
     if (use.is_statistic || is_count) continue;
     const std::string value = value_of_call(model, mutation.value);
     if (!use.read) {
@@ -169,7 +170,8 @@ Result<std::vector<ChangedBuffer>> find_changed_buffers(const OnnxModel& model,
     }
     if (use.folded)
       return cannot_keep(*buffer, "the exporter made constants of").with_note(export_help(model));
-    if (!use.is_float) return cannot_keep(*buffer, "is not of floats: that is not supported");
+    if (!use.is_float.value_or(true))
+      return cannot_keep(*buffer, "is not of floats: that is not supported");
     if (value.empty())
       return cannot_keep(*buffer, fmt::format("becomes '{}', which the file does not have",
                                               quote_control(mutation.value)))

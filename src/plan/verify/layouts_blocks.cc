@@ -38,9 +38,11 @@ bool gathers_run(const RoleProgram& role, const Instruction& one,
                  const std::vector<bool>& of_parameters) {
   if (one.kind != InstructionKind::kAllGather || one.dim >= 0) return false;
   for (size_t a = 1; a < one.args.size(); a += 2) {
-    const Tensor& whole = role.tensor(one.args[a]);
-    if (whole.kind == BufferKind::kStep && whole.param.empty() && !of_parameters[one.args[a - 1]])
-      return true;
+    const Tensor &part = role.tensor(one.args[a - 1]), &whole = role.tensor(one.args[a]);
+    const auto is_computed = [](const Tensor& tensor) {
+      return tensor.kind == BufferKind::kStep && tensor.param.empty();
+    };
+    if (is_computed(part) && is_computed(whole) && !of_parameters[one.args[a - 1]]) return true;
   }
   return false;
 }

@@ -352,7 +352,8 @@ Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device,
     }
   const Single* single = singles[overlap ? 0 : 1].get();
   if (single) take_sums(model, single->effects);
-  if (single && model.followed == 0)  // else sums are in another order
+  // Sums of plans that are followed are in another order, and those of fewer samples other ones.
+  if (single && model.followed == 0 && one_device->roles[0].batch == set.roles[0].batch)
     model.norm_runs = runs_of_norm(*single->model.cells[0].role);
   VerifyReport report;
   report.ranks = set.world();
