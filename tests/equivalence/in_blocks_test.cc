@@ -228,6 +228,24 @@ TEST(InBlocks, TermsOf16BitsAreThoseOfOneDevice) {
   EXPECT_FALSE(verified(f16->set, *rounded->single));
 }
 
+// The norm's last bits are those of the runs in which squares are summed.
+TEST(InBlocks, SquaresAreSummedInTheRunsOfOneDevice) {
+  NEED_MODEL("mlp");
+  const auto compiled = compiled_with_oracles("mlp", text_of({"", "dp: 2", over("dp", kParts)}, 1));
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  PlanSet wrong = compiled->set;
+  int changed = 0;
+  for (RoleProgram& role : wrong.roles)
+    for (Program& program : role.programs)
+      for (ProgramOp& op : program.ops)
+        if (op.op == "SumSquares")
+          op.attrs.set("parts", 3 * std::max<int64_t>(op.attrs.integer("parts"), 1)), ++changed;
+  EXPECT_GT(changed, 0);
+  const auto report = verify_plan_set(wrong, &*compiled->single);
+  ASSERT_TRUE(report) << print_error(report.error());
+  EXPECT_FALSE(report->findings.empty());
+}
+
 // The plan for one device is refused, too, if it does not take terms out of blocks as it put them
 // in.
 TEST(InBlocks, PlansForOneDeviceThatRoundOtherwiseAreRefused) {

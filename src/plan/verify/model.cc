@@ -312,6 +312,16 @@ Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps,
   return single;
 }
 
+// Returns whether the plan for one device plays the samples of all replicas.
+bool has_all_samples(const Effects& one_device, int64_t batch) {
+  int64_t samples = 0;
+  for (const Effects::Added& one : one_device.added)
+    if (const Effects::Added& first = one_device.added.front();
+        one.step == first.step && one.target == first.target)
+      samples += one.count;
+  return samples == batch;
+}
+
 // Takes from the plan for one device the order of gradients in the norm, and which sum is the loss.
 void take_sums(Model& model, const Effects& one_device) {
   std::unordered_map<uint64_t, int32_t> sums;  // by symbol
@@ -352,8 +362,8 @@ Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device,
     }
   const Single* single = singles[overlap ? 0 : 1].get();
   if (single) take_sums(model, single->effects);
-  // Sums of plans that are followed are in another order, and those of fewer samples other ones.
-  if (single && model.followed == 0 && one_device->roles[0].batch == set.roles[0].batch)
+  // Plans that are followed form sums in another order.
+  if (single && model.followed == 0 && has_all_samples(single->effects, set.roles[0].batch))
     model.norm_runs = runs_of_norm(*single->model.cells[0].role);
   VerifyReport report;
   report.ranks = set.world();
