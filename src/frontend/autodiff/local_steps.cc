@@ -6,6 +6,7 @@
 
 #include "piper/frontend/autodiff.h"
 #include "piper/ir/ops.h"
+#include "piper/ir/optimizers.h"
 #include "update.h"
 
 namespace piper {
