@@ -147,6 +147,19 @@ const Case kWhole{"whole", "llama-hf", kPp2, vocabulary(2, kHead2)},
     kCut{"cut", "llama-hf", "{pp: 2, tp: 2}", vocabulary(2, kHead2, kOverTp)};
 
 // The rows of each part are cut over the ranks of an axis, too.
+// A table stays in parts also where fewer bytes would put it together than add up what it gives.
+TEST(PlacedPartsCut, TablesStayInPartsBesideManyTokens) {
+  NEED_MODEL("gpt-deep");
+  std::string directives = vocabulary(2, kBoth2);
+  directives.replace(directives.find("into: 4"), 7, "into: 1");
+  const Result<Compiled> compiled = compile_case({"", "gpt-deep", "{pp: 2}", directives});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const Result<Trained> single = train(*compiled->single, "gpt-deep", 3),
+                        spread = train(compiled->set, "gpt-deep", 3);
+  ASSERT_TRUE(single && spread);
+  expect_equal_bits(*spread, *single, "single device");
+}
+
 TEST(PlacedPartsCut, TrainWithinBounds) {
   NEED_MODEL("llama-hf");
   const auto compiled = compile_case(kCut);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "parts.h"
+
 namespace piper::axis {
 
 bool gathers(const State& state, const Node& node, const Loops& loops, const Choice& choice) {
@@ -31,6 +33,17 @@ ValueId state_of(const Graph& graph, ValueId id) {
     id = node.inputs[0];
   }
   return value->kind == ValueKind::kState ? id : ValueId();
+}
+
+// Returns whether a value is a state, or parts of a state put together, as a split by scope reads
+// it.
+bool is_of_states(const Graph& graph, ValueId id) {
+  const Value& value = graph.value(id);
+  if (value.kind != ValueKind::kNode) return value.kind == ValueKind::kState;
+  const Node& node = graph.node(value.producer);
+  return (node.op == "Cast" || node.op == "Reshape" || node.op == "Concat") &&
+         std::ranges::all_of(node.inputs,
+                             [&](ValueId input) { return is_of_states(graph, input); });
 }
 
 // A gradient has its parameter's layout, so that what updates one by the other converts nothing;
@@ -121,6 +134,8 @@ Choice loop_choice(const State& state, const Node& node, const Loops& loops,
     const bool cuts_whole = (loops.is_product() || node.pass == Pass::kU) && need.kind == kCut &&
                             state.layout(id).kind == kWhole;
     choice.against += of.valid() && state.at(of).is_seed && (bytes > 0 || cuts_whole);
+    choice.against += state.cut.axis == kAxisInTime && bytes > 0 && state.layout(id).kind == kCut &&
+                      is_of_states(state.graph, id);
   }
   const LayoutKind partial = loops.rule.reduces == LoopRule::kSum ? kTerms : kGreatest;
   for (size_t o = 0; o < node.outputs.size(); ++o) {
