@@ -8,6 +8,7 @@
 
 #include "flag_checks.h"
 #include "piper/base/process.h"
+#include "piper/base/yaml.h"
 #include "piper/planner/search.h"
 #include "version.h"
 
@@ -145,9 +146,9 @@ Status run(Flags& flags) {
       options.compile.strategy, std::filesystem::absolute(flags.output).parent_path());
   // Candidates include the user's file by another path than the result does.
   const std::string inside =
-      quoted_path(std::filesystem::relative(options.compile.strategy, options.folder).string());
+      yaml::in_quotes(std::filesystem::relative(options.compile.strategy, options.folder).string());
   std::string& text = found.tried.front().text;
-  text.replace(text.find(inside), inside.size(), quoted_path(base.string()));
+  text.replace(text.find(inside), inside.size(), yaml::in_quotes(base.string()));
   const std::string printed = print_found(found, options);
   PIPER_TRY(write_file(flags.output, printed));
   std::fputs(printed.c_str(), stdout);

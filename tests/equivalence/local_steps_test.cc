@@ -364,16 +364,12 @@ bool finds(const PlanSet& set, const char* text) {
 
 TEST(LocalStepsProof, NamesOfSitesAreAnyNamesWithoutThem) {
   NEED_MODEL("gpt");
-  const Folder folder;
-  CompileOptions options;
-  options.model = model_path("gpt", "model.onnx");
-  options.strategy =
-      folder.write("strategy.yaml",
+  const Result<Compiled> compiled =
+      compile_text("gpt",
                    "piper: 1\nmesh: {dp: 2}\n"
                    "parameters: [{rename: {from: 'model/h/{i}/**', to: 'site/{i}/**'}}]\n"
-                   "train: {global_batch: 8, clip_norm: 1.0, optimizer: {sgd: {lr: 0.1}}}\n"
-                   "directives: [{replicate: {over: dp}}]\n");
-  const Result<Compiled> compiled = compile(options);
+                   "directives: [{replicate: {over: dp}}]\n",
+                   "clip_norm: 1.0, optimizer: {sgd: {lr: 0.1}}", {});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
 }
 

@@ -35,9 +35,10 @@ Result<Node> parse_yaml(const std::string& path, const std::string& text);
 // 2001-12-14, True. It means different things to different YAML versions.
 std::optional<std::string> yaml_surprise(std::string_view plain);
 
-std::string place(const SourceSpan& at);   // "file:line:column"
-std::string shown(std::string_view text);  // quoted, without control characters, not too long
-std::string found(const Node& node);       // "the text 'x'", "a list", "a map", "nothing"
+std::string place(const SourceSpan& at);       // "file:line:column"
+std::string in_quotes(std::string_view text);  // as YAML reads it, whatever characters it has
+std::string shown(std::string_view text);      // quoted, without control characters, not too long
+std::string found(const Node& node);           // "the text 'x'", "a list", "a map", "nothing"
 // Columns are bytes, as print_error counts them.
 inline int count_columns(std::string_view text) { return static_cast<int>(text.size()); }
 

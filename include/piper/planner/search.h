@@ -24,8 +24,6 @@ struct SearchChoice {
   int64_t ranks() const { return pipeline * tensor * replicas * context * experts; }
   auto operator<=>(const SearchChoice&) const = default;
 };
-// Returns a file's path as YAML reads it in a list, whatever characters it has.
-std::string quoted_path(std::string_view path);
 // "pipeline 4 (NAME), tensor 2, replicas 8 (NAME), 16 microbatches, recompute".
 std::string describe(const SearchChoice& choice);
 

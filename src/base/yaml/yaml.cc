@@ -303,6 +303,15 @@ std::string place(const SourceSpan& at) {
   return at.line > 0 ? fmt::format("{}:{}:{}", at.file, at.line, at.column) : at.file;
 }
 
+std::string in_quotes(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + "\"";
+}
+
 std::string shown(std::string_view text) {
   constexpr size_t kLongest = 60;
   std::string cut(text.substr(0, kLongest));

@@ -11,7 +11,6 @@ std::string print_program(const program::Program& program, const Variables& boun
 
 // ---- YAML on one line ---------------------------------------------------------------------------
 
-std::string in_quotes(std::string_view text);
 std::string print_key(std::string_view text);
 std::string print_text(std::string_view text);  // where params are inserted
 std::string print_expr(const Expr& value);

@@ -11,7 +11,7 @@ namespace {
 std::string print_word(std::string_view text) {
   const bool plain = expr::is_identifier(text) && text != "true" && text != "false" &&
                      !yaml::yaml_surprise(text).has_value();
-  return plain ? std::string(text) : in_quotes(text);
+  return plain ? std::string(text) : yaml::in_quotes(text);
 }
 
 // Prints in the largest unit that leaves a whole number.
@@ -41,14 +41,14 @@ std::string print_condition(const Condition& one) {
       return print_one_or_list(one.set, [&](const Condition::Values& values) {
         const std::string low = values.low.spelled();
         if (values.high)
-          return in_quotes(
+          return yaml::in_quotes(
               fmt::format("{}{}..{}", one.but ? "!" : "", low, values.high->spelled()));
-        return one.but ? in_quotes("!" + low) : print_expr(values.low);
+        return one.but ? yaml::in_quotes("!" + low) : print_expr(values.low);
       });
     case Kind::kHolds:
-      return in_quotes(print_predicate(one));
+      return yaml::in_quotes(print_predicate(one));
     case Kind::kCompare:
-      return in_quotes(one.compare + one.low.spelled());
+      return yaml::in_quotes(one.compare + one.low.spelled());
     case Kind::kBind:
       return print_word(one.bind);
   }
@@ -57,17 +57,8 @@ std::string print_condition(const Condition& one) {
 
 }  // namespace
 
-std::string in_quotes(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + "\"";
-}
-
 std::string print_key(std::string_view text) {
-  return expr::is_identifier(text) ? std::string(text) : in_quotes(text);
+  return expr::is_identifier(text) ? std::string(text) : yaml::in_quotes(text);
 }
 
 // Where params are inserted, a '$' is written twice.

@@ -3,6 +3,7 @@
 
 #include "directives.h"
 #include "order_cells.h"
+#include "piper/base/yaml.h"
 #include "print.h"
 
 namespace piper::fields {
@@ -142,7 +143,7 @@ std::string print_lists(const Field&, const Order& order) {
       if (!cells.empty() && cells.back() != '&') cells += ' ';
       cells += order_cells::name(cell) + (cell.apart ? "&&" : cell.paired ? "&" : "");
     }
-    text += "\n        - " + in_quotes(cells);
+    text += "\n        - " + yaml::in_quotes(cells);
   }
   return text;
 }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "piper/base/yaml.h"
+
 namespace piper::choices {
 
 std::vector<int64_t> prime_factors(int64_t number) {
@@ -141,7 +143,7 @@ std::string text_of(const SearchSpace& space, const SearchChoice& choice, const 
   if (choice.vocabulary) names.emplace_back("tensor/vocabulary");
   if (choice.recompute) names.emplace_back("memory/recompute");
   if (choice.offload) names.push_back(space.offload);
-  std::string includes = quoted_path(base);
+  std::string includes = yaml::in_quotes(base);
   for (const std::string& name : names) includes += fmt::format(", <{}>", name);
   std::string params = fmt::format("stages: {}, microbatches: {}, dp: {}", choice.pipeline,
                                    choice.microbatches, choice.replicas);
@@ -152,16 +154,3 @@ std::string text_of(const SearchSpace& space, const SearchChoice& choice, const 
 }
 
 }  // namespace piper::choices
-
-namespace piper {
-
-std::string quoted_path(std::string_view path) {
-  std::string text = "\"";
-  for (const char c : path) {
-    if (c == '"' || c == '\\') text += '\\';
-    text += c;
-  }
-  return text + "\"";
-}
-
-}  // namespace piper

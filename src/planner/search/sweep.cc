@@ -4,6 +4,7 @@
 
 #include "evaluate.h"
 #include "piper/base/maps.h"
+#include "piper/base/yaml.h"
 
 namespace piper {
 namespace {
@@ -68,7 +69,7 @@ Result<std::vector<Swept>> sweep(const SearchOptions& options,
                                  const std::vector<SweptParam>& params) {
   PIPER_ASSIGN(const Evaluator evaluator, Evaluator::make(options));
   const auto base = std::filesystem::relative(options.compile.strategy, options.folder);
-  const std::string text = fmt::format("piper: 1\ninclude: [{}]\n", quoted_path(base.string()));
+  const std::string text = fmt::format("piper: 1\ninclude: [{}]\n", yaml::in_quotes(base.string()));
   std::vector<Swept> rows;
   std::vector<size_t> at(params.size());
   for (bool more = true; more;) {
