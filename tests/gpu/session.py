@@ -174,16 +174,17 @@ class Session:
 
     def section(self, name, seconds, least, run):
         """Runs `run` for at most so many seconds, if `least` seconds are left."""
-        left = self.end - time.monotonic()
+        left = self.left()
         if left < least:
             return self.note(name, None, why=f"{left:.0f} s are left, and it needs {least}")
-        self.section_end = time.monotonic() + seconds
+        outer = self.section_end
+        self.section_end = min(outer, time.monotonic() + seconds)
         try:
             return run()
         except Exception:  # a mistake of the script itself costs the other sections nothing
             return self.note(name, False, output=traceback.format_exc())
         finally:
-            self.section_end = self.end
+            self.section_end = outer
 
     def rerun_failed(self, most=6):
         """Runs what failed on the device once more: with synchronous launches, so that an error is reported where it happens, and under memcheck."""

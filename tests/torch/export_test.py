@@ -694,7 +694,8 @@ def main():
         assert_instance_norms_have_either()
         for case in range(12):
             assert_ctc_is_that_of_torch(case)
-        cases.append((said(Strides(), (torch.randn(4, 4, 3),), path), ["is one of PyTorch: loss"]))
+        for batch in ("auto", None):  # None: the batch is that of the example
+            cases.append((said(Strides(), (torch.randn(4, 4, 3),), path, batch=batch), ["is one of PyTorch: loss"]))
         several = torch.randn(4, 4), torch.tensor([[0, 2, -1], [1, -1, 0], [-1, -1, -1], [2, 1, 0]])
         cases.append((said(Labels(), several, path), ["is one of PyTorch: loss"]))
         own = EQUIVALENTS.pop("multilabel_margin_loss")

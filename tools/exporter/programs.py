@@ -14,7 +14,7 @@ import torch
 from .errors import NotExported
 
 STRATEGY = """piper: 1
-train: {{global_batch: {batch}, optimizer: {{sgd: {{lr: {rate!r}}}}}}}
+train: {{{batch}optimizer: {{sgd: {{lr: {rate!r}}}}}}}
 """
 PRECISE = "directives: [{precision: {compute: f64}}]\n"
 
@@ -61,7 +61,7 @@ def write_files(folder, data, size, rate, precise):
     small = torch.uint8, torch.int8, torch.int16
     save_file({name: value.detach().to(torch.int32 if value.dtype in small else value.dtype).contiguous().clone() for name, value in data.items()},
               folder / "data.safetensors")
-    (folder / "strategy.yaml").write_text(STRATEGY.format(batch=size or 1, rate=rate) + (PRECISE if precise else ""))
+    (folder / "strategy.yaml").write_text(STRATEGY.format(batch=f"global_batch: {size}, " if size else "", rate=rate) + (PRECISE if precise else ""))
 
 
 def call(command, what, places=lambda said: ""):
