@@ -26,6 +26,10 @@ struct Way {
   bool same_sums = true;  // as the single-device plan forms them
 };
 const std::string kTensor = std::string("mesh: {site: 2, tp: 2}\ndirectives:\n") + kGptTensor;
+const std::string kTensor3 =
+    "mesh: {site: 2, dp: 2, tp: 2}\ndirectives:\n"
+    "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n" +
+    std::string(kGptTensor);
 // Sites have norms of their own, all of which are larger.
 const char* const kClip = "clip_norm: 0.05, optimizer: {sgd: {lr: 0.5, momentum: 0.9}}";
 const Way kWays[] = {
@@ -39,6 +43,32 @@ const Way kWays[] = {
     {"dp", "include: <ddp>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"},
     {"zero1", "include: <zero1>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"},
     {"zero2", "include: <zero2>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"},
+    {"zero3", "include: <zero3>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"},
+    {"zero3_stages",
+     "include: <zero3>\nparams: {dp: 2, stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
+     "directives:\n",
+     "gpt"},
+    {"zero3_of_four",  // parts of two elements
+     "mesh: {site: 2, dp: 4}\ndirectives:\n"
+     "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n"},
+    {"zero3_bf16",
+     "include: <zero3>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"
+     "  - precision: {compute: bf16}\n"},
+    {"zero3_in_zero2",
+     "mesh: {site: 2, node: 2, gpu: 2}\ndirectives:\n"
+     "  - replicate: {over: node, shard: [optimizer, gradients]}\n"
+     "  - replicate: {over: gpu, shard: [optimizer, gradients, parameters]}\n",
+     "mlp", "optimizer: {adamw: {lr: 3e-3}}", false},  // the norm's squares are in other groups
+    {"zero3_tp", kTensor3.c_str(), "gpt", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
+    {"ema", "include: <zero3>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n", "mlp",
+     "optimizer: {adamw: {lr: 3e-3}}, ema: {decay: 0.9}"},
+    {"rate_by_tokens", "mesh: {site: 2}\ndirectives:\n", "gpt",
+     "optimizer: {sgd: {lr: 0.5}}, schedule: \"lr * max(0, 1 - tokens / 4096)\""},
+    {"chunks", "mesh: {site: 2}\ndirectives:\n  - split: {dim: tokens, into: 4}\n", "gpt"},
+    {"chunks_stages",
+     "include: <tokens/seq1f1b>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
+     "directives:\n",
+     "gpt"},
     {"bf16",
      "include: <ddp>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"
      "  - precision: {compute: bf16}\n"},
@@ -54,6 +84,8 @@ const Way kWays[] = {
      "directives:\n",
      "gpt", kClip},
     {"clip_zero2", "include: <zero2>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n", "mlp",
+     kClip},
+    {"clip_zero3", "include: <zero3>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n", "mlp",
      kClip},
     {"clip_tp", kTensor.c_str(), "gpt", kClip, false},
     {"clip_muon", "mesh: {site: 2}\ndirectives:\n", "mlp",
@@ -266,6 +298,9 @@ TEST(LocalStepsEvaluation, IsOfTheOuterParameters) {
           Way{.name = "replicas",
           .text = "include: <zero2>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n",
           .model = model},
+          Way{.name = "parts",
+          .text = "include: <zero3>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n",
+          .model = model},
           Way{.name = "stages",
           .text = "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
                   "directives:\n",
@@ -298,9 +333,13 @@ std::string first_finding(const PlanSet& set, const PlanSet& single) {
   return report->findings.empty() ? "" : report->findings.front().text;
 }
 
-TEST(LocalStepsProof, FindsOuterUpdatesThatAreWrong) {
+class LocalStepsProof : public ::testing::TestWithParam<std::string_view> {};
+INSTANTIATE_TEST_SUITE_P(WholeAndInParts, LocalStepsProof, ::testing::Values("sites", "zero3"));
+
+TEST_P(LocalStepsProof, FindsOuterUpdatesThatAreWrong) {
   NEED_MODEL("mlp");
-  const auto compiled = compile_way(kWays[0], local_steps());
+  const auto compiled =
+      compile_way(*std::ranges::find(kWays, GetParam(), &Way::name), local_steps());
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const PlanSet& single = *compiled->single;
   EXPECT_EQ(first_finding(compiled->set, single), "");
@@ -362,7 +401,7 @@ bool finds(const PlanSet& set, const char* text) {
          });
 }
 
-TEST(LocalStepsProof, NamesOfSitesAreAnyNamesWithoutThem) {
+TEST(LocalStepsNames, AreAnyNamesWithoutSites) {
   NEED_MODEL("gpt");
   const Result<Compiled> compiled =
       compile_text("gpt",
@@ -373,7 +412,7 @@ TEST(LocalStepsProof, NamesOfSitesAreAnyNamesWithoutThem) {
   ASSERT_TRUE(compiled) << print_error(compiled.error());
 }
 
-TEST(LocalStepsProof, FindsNormsOfOtherSites) {
+TEST(LocalStepsNorms, OfOtherSitesAreFound) {
   NEED_MODEL("mlp");
   const Way& way = *std::ranges::find(kWays, std::string_view("clip"), &Way::name);
   const auto compiled = compile_way(way, local_steps());
@@ -432,6 +471,8 @@ TEST(LocalStepsProof, FindsNormsOfOtherSites) {
 // ---- Checkpoints --------------------------------------------------------------------------------
 
 class LocalStepsJobs : public SampleJobs {};
+constexpr const char* kDecaying =
+    "train: {{global_batch: 12, optimizer: {{adamw: {{lr: 2e-3}}}}, ema: {{decay: {}}}}}\n";
 
 // A job that ends between two outer updates goes on with other stages, and one that is killed from
 // its last checkpoint: both end with all states of one that ran on.
@@ -466,6 +507,68 @@ TEST_F(LocalStepsJobs, GoOnElsewhereBetweenOuterUpdates) {
       run("there", "--steps 3 --init " + path("part") + " --checkpoint " + path("fresh"));
   ASSERT_EQ(fresh.first, 0) << fresh.second;
   EXPECT_FALSE(tensors_of("fresh") == wanted);
+}
+
+// Averages move with outer updates, and are of the outer parameters, in parts or whole.
+TEST_F(LocalStepsJobs, AveragesAreOfTheOuterParameters) {
+  const std::string train = fmt::format(kDecaying, 0.75);
+  compile("whole", "mesh: {site: 2}\ndirectives:\n" + local_steps(), train);
+  compile("parts",
+          "mesh: {site: 2, dp: 2}\ndirectives:\n" + local_steps() +
+              "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n",
+          train);
+  const auto after = [&](const std::string& plans, int64_t steps) {
+    const std::string folder = fmt::format("{}-{}", plans, steps);
+    const auto [code, output] =
+        run(plans, fmt::format("--steps {} --checkpoint {}", steps, path(folder)));
+    EXPECT_EQ(code, 0) << output;
+    return tensors_of(folder);
+  };
+  const auto before = after("whole", kEvery - 1), moved = after("whole", kEvery),
+             parts = after("parts", kEvery);
+  size_t averages = 0;
+  for (const auto& [name, bytes] : moved) {
+    if (!name.ends_with(".ema")) continue;
+    ++averages;
+    EXPECT_FALSE(site_of(name)) << name;
+    const std::string param = name.substr(0, name.size() - 4);
+    const std::string &then = before.at(name), &now = moved.at(param);
+    EXPECT_EQ(then, before.at(param)) << name;
+    ASSERT_EQ(bytes.size(), now.size());
+    for (size_t i = 0; i < bytes.size(); i += sizeof(float)) {
+      float average = 0, first = 0, next = 0;
+      std::memcpy(&average, bytes.data() + i, sizeof average);
+      std::memcpy(&first, then.data() + i, sizeof first);
+      std::memcpy(&next, now.data() + i, sizeof next);
+      ASSERT_NEAR(average, 0.75f * first + 0.25f * next, 1e-6) << name;
+    }
+    ASSERT_TRUE(parts.contains(name)) << name;
+  }
+  EXPECT_GT(averages, 0u);
+  // The control: another decay.
+  compile("other", "mesh: {site: 2}\ndirectives:\n" + local_steps(), fmt::format(kDecaying, 0.5));
+  EXPECT_FALSE(after("other", kEvery) == moved);
+}
+
+// Sites share the samples of each stage of a batch that grows, and count outer updates over all of
+// them: as plans for its batches do that the job changes between. The control: other batches.
+TEST_F(LocalStepsJobs, BatchesGrow) {
+  const std::string way =
+      "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\ndirectives:\n" +
+      local_steps();
+  const auto batch = [](const char* more) {
+    return fmt::format("train: {{optimizer: {{adamw: {{lr: 2e-3}}}}, {}}}\n", more);
+  };
+  compile("grows", way, batch("global_batch: 12, rampup: [{steps: 2, global_batch: 4}]"));
+  compile("small", way, batch("global_batch: 4"));
+  compile("large", way, batch("global_batch: 12"));
+  const auto grown = run("grows", "--steps 7 --checkpoint " + path("grown")),
+             switched = run("small", "--steps 7 --accept global_batch --switch " + path("large") +
+                                         "@2 --checkpoint " + path("switched")),
+             small = run("small", "--steps 7 --checkpoint " + path("stayed"));
+  for (const auto& one : {grown, switched, small}) ASSERT_EQ(one.first, 0) << one.second;
+  EXPECT_TRUE(tensors_of("grown") == tensors_of("switched"));
+  EXPECT_FALSE(tensors_of("grown") == tensors_of("stayed"));
 }
 
 // Tools say how often there is an outer update, and what it sends.

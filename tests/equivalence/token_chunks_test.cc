@@ -197,6 +197,16 @@ INSTANTIATE_TEST_SUITE_P(
              "{q: 2, dp: 2}"},
         Case{"sizes",
              kBatch + "  - split: {dim: tokens, into: 4, sizes: [13, 9, 7, 3]}\n" + kAgain},
+        Case{"sizes_that_three_do_not_divide",
+             kBatch + "  - split: {dim: tokens, into: 3, sizes: [16, 8, 8]}\n" + kAgain},
+        Case{"sizes_ring",
+             "  - split: {dim: tokens, into: 3, sizes: [16, 12, 4]}\n" + kContext + kRing,
+             "{cp: 2}"},
+        Case{"three_of_eight_samples",
+             "  - split: {dim: samples, into: 3, sizes: [4, 3, 1]}\n" + kTwoRanks, "{q: 3}"},
+        Case{"three_by_cost", "  - split: {dim: tokens, into: 3, by: cost}\n"},
+        Case{"three_by_cost_of_ranks", "  - split: {dim: tokens, into: 3, by: cost}\n" + kContext,
+             "{cp: 2}"},
         Case{"by_cost",
              std::string("  - split: {dim: tokens, into: 4, by: cost}\n") + kGptTensor + kSequence,
              "{tp: 2}"},
@@ -509,6 +519,7 @@ TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
   refused({"", kChunks, "{}", "", "moe-gshard"}, "CumSum");
   refused({"", kChunks, "{}", "", "mlp"}, "no input has tokens");
   refused({"", "  - split: {dim: tokens, into: 5}\n"}, "cannot be cut into 5 chunks");
+  refused({"", "  - split: {dim: tokens, into: 40, by: cost}\n"}, "each has one or more");
   refused({"", kChunks + "  - split: {dim: tokens, into: 2, as: more}\n"},
           "tokens are split twice");
   refused({"", "  - split: {scope: \"**/fc\", dim: tokens, into: 2}\n"},

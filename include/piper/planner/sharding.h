@@ -115,6 +115,9 @@ struct PartCut {
   bool of_samples = false;     // shares, each of which may be on a device of its own
   std::vector<int64_t> sizes;  // of these; empty: equal
   SourceSpan at, dim_at;
+  // Returns how many ranks the axis has: one for each part, or, where parts of equal size would not
+  // be whole, several for each, by their sizes.
+  int64_t ranks() const;
 };
 
 struct Parts {

@@ -100,7 +100,7 @@ Status check_rates(const std::vector<ParamGroup>& groups, int64_t tokens) {
 Result<Differentiated> differentiate(Graph forward, const TrainSpec& train) {
   PIPER_TRY(check_loss(forward));
   PIPER_TRY(check_trainable(forward));
-  PIPER_TRY(check_rates(train.groups, tokens_of_step(forward)));
+  PIPER_TRY(check_rates(train.groups, tokens_of_step(forward) * train.sites));
   PIPER_ASSIGN(const std::vector<const ParamGroup*> groups, groups_of(forward, train.groups));
   PIPER_TRY(check_types(forward, train, groups));
   const std::vector<bool> stacks = stacks_of(forward);

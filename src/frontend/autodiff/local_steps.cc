@@ -144,6 +144,7 @@ class OuterStep {
     Graph step = append_update(std::move(backward_), outer_, groups, stacks);
     step.grad_norm = {};  // nobody reads it
     step.value(step.step).name = "outer.step";
+    if (outer_.ema) begin_averages(step);
     for (size_t p = 0; p < step.params.size(); ++p)
       for (const ValueId site : at_sites[p]) follow(step, step.params[p], site);
     return without_dead_nodes(std::move(step), false);
@@ -229,6 +230,18 @@ class OuterStep {
       outer = build.cast(outer, DType::kF32), site = build.cast(site, DType::kF32);
     const ValueId away = build.op1("Sub", {outer, site});
     return build.mul(away, build.scalar(share, build.type(away).dtype));
+  }
+  // Averages are there before the first outer update: evaluations may read them.
+  static void begin_averages(Graph& step) {
+    std::map<std::string, ValueId> states;
+    for (const StateUpdate& update : step.updates)
+      states.emplace(step.value(update.state).name, update.state);
+    for (const Param& param : step.params)
+      if (const auto average = states.find(param.name + ".ema"); average != states.end()) {
+        const Value& from = step.value(param.value);
+        Value& to = step.value(average->second);
+        to.data = from.data, to.fill = from.fill;
+      }
   }
   // Lets a site's parameter become what the outer one becomes.
   static void follow(Graph& step, const Param& outer, ValueId site) {

@@ -224,7 +224,7 @@ class Update {
     if (known.valid()) return known;
     const Result<Rate> rate = Rate::parse(group.rate);
     PIPER_CHECK(rate.ok(), "'{}' was read as a formula", group.rate);
-    const std::string words = rate->with_tokens(tokens_of_step(graph_)).words();
+    const std::string words = rate->with_tokens(tokens_of_step(graph_) * train_.sites).words();
     known = emit("LearningRate", "learning_rate", "", {count_},
                  {{"base", group.lr}, {"rate", words}})[0];
     return known;

@@ -209,12 +209,13 @@ void SumCheck::contribute(Spot place, const Instruction& one, const ProgramFacts
     Flow& flow = flows_[part.arg];
     if (!flow.begun) {
       flow.begun = true;
+      const RunAxes cut = sum.from == IdSets::kEmpty ? sum.cut : RunAxes();
       // The old content is moved, as it is replaced below: a copy for each microbatch would cost
       // time that grows with the square of their number.
       sum = part.accumulates ? std::move(held(place, one.args[part.arg])) : Content{};
       if (part.accumulates && (!sum.is_part() || sum.cut.any())) sum.foreign = true;
       sum.from = IdSets::kEmpty;
-      sum.cut = {};
+      sum.cut = cut;
     }
     add_run(sum.runs_of(sum_of(place, part.target), part.use),
             samples_.run(samples(place, one.samples)));

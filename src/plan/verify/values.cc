@@ -76,11 +76,22 @@ class Run {
     if (const OpDef* def = find_op(word); def && def->commutes && operands.size() == 2) {
       uint64_t a = operands[0].in(result), b = operands[1].in(result);
       if (a > b) std::swap(a, b);
-      return join_symbols(join_symbols(named(word, result), a), b);
+      return join_symbols(join_symbols(applied(word, operands, result), a), b);
     }
-    uint64_t symbol = named(word, result);
+    uint64_t symbol = applied(word, operands, result);
     for (const Operand& one : operands) symbol = join_symbols(symbol, one.in(result));
     return symbol;
+  }
+  // Of an op that works element by element, on numbers and operands of one shape, the shape does
+  // not matter: a flat run of them gives that run of the result.
+  static uint64_t applied(std::string_view word, std::span<const Operand> operands,
+                          const Shape& result) {
+    const OpDef* def = find_op(word.substr(0, word.find_first_of(":{")));
+    const bool is_by_element =
+        def && def->pointwise && std::ranges::all_of(operands, [&](const Operand& one) {
+          return !one.shape || one.shape->empty() || *one.shape == result;
+        });
+    return is_by_element ? symbol_of(word) : named(word, result);
   }
   static uint64_t named(std::string_view word, const Shape& result) {
     return join_symbols(symbol_of(word), shape_symbol(result));

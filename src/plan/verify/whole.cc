@@ -341,8 +341,11 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
     clear_repeated(rule, symbol, swapped);
     letters = letters_that_go_on(rule, use, symbol, swapped);
   }
-  if (!def || def->states < 0)
-    symbol = of_shapes(symbol, symbol, parts);  // optimizer updates run on flat shards, too
+  // Updates run on flat shards, too, as do sums and products element by element.
+  const bool is_flat = def && def->pointwise && std::ranges::all_of(inputs, [](const Operand& one) {
+                         return !one.type || one.type->shape.size() <= 1;
+                       });
+  if (!is_flat && (!def || def->states < 0)) symbol = of_shapes(symbol, symbol, parts);
   if (def && !says_whole(*def, types, symbol))
     symbol = join_symbols(symbol, symbol_of("of another whole"));
   Made made{symbol};

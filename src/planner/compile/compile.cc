@@ -406,10 +406,27 @@ std::string print_roles(const Lowered& lowered) {
   return text;
 }
 
+// Returns by parameter the run that a step keeps of it; an outer parameter's is that of a site's.
+std::map<std::string, Part> runs_of(const Dag& step) {
+  std::map<ValueId, const Part*> kept;
+  for (const Part& part : step.parts)
+    if (part.param.valid() && step.graph.value(part.value).kind == ValueKind::kState)
+      kept.emplace(part.param, &part);
+  std::map<std::string, Part> runs;
+  for (const Param& param : step.graph.params) {
+    const auto part = kept.find(param.value);
+    if (part == kept.end()) continue;
+    runs.emplace(param.name, *part->second);
+    if (const auto site = site_of(param.name)) runs.emplace(site->second, *part->second);
+  }
+  return runs;
+}
+
 // A section beside the step, on the places of the step, with an order of its own: the forward pass
-// alone, or the outer update. What there is to explain was explained of the step.
+// alone, or the outer update of `step`. What there is to explain was explained of the step.
 Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& of_step,
-                              bool is_outer) {
+                              const Dag* step) {
+  const bool is_outer = step != nullptr;
   Compiled unsaid;
   Summing& summing = is_outer ? *of_step.of_outer : of_step.of_evaluation;
   Making making{.target = of_step.target,
@@ -430,6 +447,7 @@ Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& 
                 .evaluates = !is_outer};
   const bool was_quiet = std::exchange(of_step.steps.quiet, true);
   PIPER_ASSIGN(Dag dag, make_chunks(graph, cut, making));
+  if (is_outer) keep_runs(dag, runs_of(*step));
   PIPER_ASSIGN(dag, expand_tasks(is_outer ? std::move(dag) : forward_only(std::move(dag))));
   // In whatever order: a receive is there when its send is issued.
   for (Task& task : dag.tasks)
@@ -459,7 +477,7 @@ Status check_outer(const LocalSteps& local, const std::vector<RoleProgram>& role
 }
 
 // Lets each site's inputs read its share of the samples, and adds the outer update.
-Status add_local_steps(const Cut& cut, const Making& making, Lowered& made) {
+Status add_local_steps(const Dag& step, const Cut& cut, const Making& making, Lowered& made) {
   const LocalSteps& local = making.strategy.local_steps[0];
   for (RoleProgram& role : made.roles)
     for (DataInput& input : role.inputs)
@@ -470,7 +488,7 @@ Status add_local_steps(const Cut& cut, const Making& making, Lowered& made) {
   whole.microbatches = whole.replicas = 1;
   whole.rounds.clear(), whole.rounds_of.clear(), whole.lines_of.clear();
   for (DagAxis& axis : whole.mesh) axis.replicated = false;
-  PIPER_ASSIGN(Lowered outer, lower_section(*making.outer, whole, making, true));
+  PIPER_ASSIGN(Lowered outer, lower_section(*making.outer, whole, making, &step));
   PIPER_TRY(check_outer(local, made.roles, outer.roles));
   return add_outer(made, std::move(outer), local.every);
 }
@@ -493,9 +511,9 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   }
   const auto to_plans = [&]() -> Result<Lowered> {
     PIPER_ASSIGN(Lowered made, located(lower(scheduled.dag, scheduled.schedule), strategy));
-    if (making.outer != nullptr) PIPER_TRY(add_local_steps(cut, making, made));
+    if (making.outer != nullptr) PIPER_TRY(add_local_steps(scheduled.dag, cut, making, made));
     if (making.evaluation != nullptr) {  // of the outer parameters, if there are such
-      PIPER_ASSIGN(Lowered forward, lower_section(*making.evaluation, cut, making, false));
+      PIPER_ASSIGN(Lowered forward, lower_section(*making.evaluation, cut, making, nullptr));
       PIPER_TRY(add_evaluation(made, std::move(forward)));
     }
     PIPER_TRY(state_needs(made.roles, options.target));
@@ -591,6 +609,7 @@ Result<Compiled> compile(const CompileOptions& options) {
   }
   Strategy trained = strategy;
   trained.train.sites = sites_of(strategy);
+  if (outer) trained.train.ema.reset();  // that is of the outer parameters
   PIPER_TRY(count_tokens(graph, options, trained));
   const auto derive = [&] { return differentiate(std::move(graph), trained.train); };
   PIPER_ASSIGN(Differentiated step, steps.run("autodiff", derive, [](const Differentiated& d) {

@@ -15,7 +15,8 @@ Status count_tokens(const Graph& graph, const CompileOptions& options, Strategy&
     first += strategy.rampup[k].steps;
     samples += strategy.rampup[k].steps * strategy.rampup[k].global_batch;
   }
-  const int64_t tokens = tokens_of_step(graph), before = samples * (tokens / graph.batch);
+  const int64_t tokens = tokens_of_step(graph) * strategy.train.sites,
+                before = samples * (tokens_of_step(graph) / graph.batch);
   for (ParamGroup& group : strategy.train.groups) {
     std::vector<std::string> words = split_text(group.rate, ' ');
     for (std::string& word : words)

@@ -202,6 +202,42 @@ class Cutter {
 
 }  // namespace
 
+void keep_runs(Dag& section, const std::map<std::string, Part>& runs) {
+  Graph& graph = section.graph;
+  std::unordered_map<int32_t, const Part*> run_of;  // by value that is one
+  const auto cut = [&](ValueId value, const Part& run, ValueId param) {
+    Part own{.value = value, .param = param, .whole = run.whole, .over = run.over};
+    own.whole.dtype = graph.value(value).type.dtype;
+    section.parts.push_back(std::move(own));
+  };
+  for (Param& param : graph.params) {
+    const auto run = runs.find(param.name);
+    if (run == runs.end()) continue;
+    const ValueId own = param.value;
+    param.value = graph.add_value(Value(graph.value(own)));
+    Value& value = graph.value(own);
+    graph.value(param.value).name = value.name;
+    value.name += ".part";
+    value.over.clear();
+    run_of.emplace(own.value, &run->second);
+    cut(own, run->second, param.value);
+  }
+  for (const Node& node : graph.nodes)
+    for (const ValueId input : node.inputs)
+      if (const auto run = run_of.find(input.value); input.valid() && run != run_of.end())
+        for (const ValueId output : node.outputs) run_of.emplace(output.value, run->second);
+  for (const StateUpdate& update : graph.updates)
+    if (const auto run = run_of.find(update.next.value); run != run_of.end())
+      if (run_of.emplace(update.state.value, run->second).second)
+        cut(update.state, *run->second, {});
+  for (const auto& [value, run] : run_of) {
+    TensorType& type = graph.value(ValueId(value)).type;
+    int64_t ranks = 1;
+    for (const int32_t axis : run->over) ranks *= section.mesh[static_cast<size_t>(axis)].size;
+    type.shape = {(num_elements(type.shape) + ranks - 1) / ranks};
+  }
+}
+
 void add_axes(SumRound& round, const std::vector<int32_t>& axes) {
   round.axes.insert(round.axes.end(), axes.begin(), axes.end());
   std::sort(round.axes.begin(), round.axes.end());

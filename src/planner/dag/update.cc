@@ -330,6 +330,10 @@ UpdateIndex::UpdateIndex(const Dag& dag)
   for (const Chunk& chunk : dag.chunks)
     for (ValueId value : chunk.reads)
       if (dag.graph.value(value).kind == ValueKind::kState) held[value.index()].insert(chunk.cell);
+  for (const Part& part : dag.parts)  // in a section chunks may read the own part
+    if (part.param.valid())
+      held[part.param.index()].insert(held[part.value.index()].begin(),
+                                      held[part.value.index()].end());
   for (const Version& version : dag.versions)
     held[version.newest.index()].insert(held[version.previous.index()].begin(),
                                         held[version.previous.index()].end());

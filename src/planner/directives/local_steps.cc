@@ -3,6 +3,7 @@
 
 #include "match.h"
 #include "piper/ir/ops.h"
+#include "piper/ir/optimizers.h"
 #include "piper/planner/directives.h"
 
 namespace piper {
@@ -13,15 +14,8 @@ Error not_supported(const SourceSpan& at, std::string_view what) {
 }
 
 Status check_training(const Strategy& strategy) {
-  const TrainSpec& train = strategy.train;
-  const SourceSpan& at = strategy.local_steps[0].at;
-  if (train.ema) return not_supported(at, "train.ema");
-  if (!strategy.rampup.empty()) return not_supported(strategy.rampup_at, "rampup");
   if (!strategy.weight_versions.empty())
     return not_supported(strategy.weight_versions[0].at, "weight_versions");
-  for (const ParamGroup& group : train.groups)
-    if (group.rate.find("tokens") != group.rate.npos)
-      return not_supported(group.rate_at, "a learning rate by tokens");
   return ok_status();
 }
 
@@ -41,7 +35,13 @@ Status check_directives(const Strategy& strategy) {
     if (is_taken(one.over))
       return fail(one.over_at, "'{}' is the axis of local_steps, whose sites train by themselves",
                   axis);
-    if (one.shard_parameters) return not_supported(one.shard_at, "parameters that are sharded");
+    const TrainSpec& outer = strategy.local_steps[0].outer;
+    if (const std::string& name = optimizer_of(outer.groups[0], outer).name;
+        one.shard_parameters && find_optimizer(name).direction)
+      return fail(one.shard_at,
+                  "not supported: parameters that are sharded, with an outer optimizer that looks "
+                  "at whole tensors ({})",
+                  name);
     if (one.gather_dtype || one.gather_in.any())
       return not_supported(one.gather_dtype_at, "parameters that are gathered in fewer bits");
   }
@@ -66,7 +66,8 @@ Status check_directives(const Strategy& strategy) {
     if (std::ranges::count(tags, "step") > 0) return not_supported(order.at, "steps that overlap");
   }
   for (const Split& split : strategy.splits)
-    if (!split.of_batch()) return not_supported(split.at, "a split of tokens, samples or regions");
+    if (!split.of_batch() && !split.of_tokens)
+      return not_supported(split.at, "a split of samples or regions");
   return ok_status();
 }
 
@@ -114,9 +115,13 @@ Result<Strategy> place_sites(Strategy strategy) {
                 "they?")
         .with_note("help: train: {global_batch: 64}");
   const int64_t sites = sites_of(strategy);
-  if (strategy.global_batch % sites != 0)
-    return fail(strategy.global_batch_at, "{} samples cannot be shared by {} sites",
-                strategy.global_batch, sites);
+  const auto check_shared = [&](int64_t samples, const SourceSpan& at) -> Status {
+    if (samples % sites == 0) return ok_status();
+    return fail(at, "{} samples cannot be shared by {} sites", samples, sites);
+  };
+  PIPER_TRY(check_shared(strategy.global_batch, strategy.global_batch_at));
+  for (const RampStage& stage : strategy.rampup)
+    PIPER_TRY(check_shared(stage.global_batch, stage.at));
   Place place;
   PIPER_ASSIGN(Expr own, Expr::parse(local.over, local.over_at));
   place.on.emplace_back(local.over, std::move(own));
@@ -134,7 +139,9 @@ Result<Sites> make_sites(Graph forward, const Strategy& strategy,
   PIPER_TRY(check_graph_of(forward, local));
   const int64_t sites = sites_of(strategy);
   Sites made{copy_for_sites(forward, sites, local.over), {}};
-  Result<Graph> outer = outer_step(made.forward, sites, local.outer, region_tags);
+  TrainSpec train = local.outer;
+  train.ema = strategy.train.ema;  // of the model, which the outer parameters are
+  Result<Graph> outer = outer_step(made.forward, sites, train, region_tags);
   if (!outer) {
     if (outer.error().at.file.empty()) outer.error().at = local.at;
     return std::move(outer).error();

@@ -17,7 +17,7 @@ class Chooser {
   Chooser(const Graph& step, const Strategy& strategy, const Variables& variables, Cut& cut)
       : graph_(step),
         replicates_(strategy.replicates),
-        has_sites_(sites_of(strategy) > 1),
+        has_sites_(!strategy.local_steps.empty()),
         variables_(variables),
         cut_(cut) {}
 

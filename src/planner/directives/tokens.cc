@@ -93,7 +93,7 @@ int64_t parts_of_chunk(const Strategy& strategy, const Split& split, int64_t tok
     if (axis.size == 1 || std::ranges::none_of(strategy.shards, is_over)) continue;
     parts *= axis.size * (std::ranges::any_of(strategy.shards, in_two) ? 2 : 1);
   }
-  return tokens % (parts * split.into) == 0 ? parts : 1;
+  return tokens % parts == 0 && tokens / parts >= split.into ? parts : 1;
 }
 
 // Says in words what a split makes, of what, and of what this is cut.
@@ -197,11 +197,14 @@ Result<Graph> apply_chunks(Graph step, const Strategy& strategy, Explanations& o
     PIPER_ASSIGN(tokens, count_tokens(step, *split));
   }
   const auto [chunks, what, whole] = words_of(*split);
-  if (tokens % split->into != 0)
+  const bool are_alike = split->sizes.empty() && split->by != Split::By::kCost;
+  if (tokens < split->into || (are_alike && tokens % split->into != 0))
     return fail(split->at, "split: {} {} a {} cannot be cut into {} {}", tokens, what, whole,
                 split->into, chunks)
-        .with_note(fmt::format("help: 'into' must divide {}, also for {} of different sizes",
-                               tokens, chunks));
+        .with_note(are_alike ? fmt::format("help: 'into' must divide {}, or 'sizes' say how many "
+                                           "each has",
+                                           tokens)
+                             : fmt::format("each has one or more"));
   PartCut cut{.name = split->as, .into = split->into};
   PIPER_ASSIGN(cut.sizes, sizes_of(step, strategy, *split, tokens));
   std::vector<std::string> lines{fmt::format(

@@ -25,7 +25,9 @@ using namespace axis;
 class TokenCutter {
  public:
   TokenCutter(Graph graph, const PartCut& cut)
-      : cut_(cut), axis_{kAxisInTime, cut.name, cut.into, {}}, rewriter_(std::move(graph), axis_) {}
+      : cut_(cut),
+        axis_{kAxisInTime, cut.name, cut.ranks(), {}},
+        rewriter_(std::move(graph), axis_) {}
 
   Result<Parts> run() {
     const State& state = rewriter_.state();

@@ -15,13 +15,14 @@ class Unroller {
         cut_(cut),
         doors_(doors),
         count_(static_cast<size_t>(cut.into)),
+        ranks_(cut.ranks()),
         part_tag_(graph_.add_tag(cut.name)),
         region_tag_(graph_.add_tag(kRegionOfParts)) {
     for (const Value& value : graph_.values) {
       differs_.push_back(layout_in(value) != nullptr);
       even_.push_back(value.type);
     }
-    unit_ = std::accumulate(cut.sizes.begin(), cut.sizes.end(), int64_t{0}) / cut.into;
+    unit_ = std::accumulate(cut.sizes.begin(), cut.sizes.end(), int64_t{0}) / ranks_;
     of_.resize(graph_.values.size());
     for (const Node& node : graph_.nodes)
       if (cut.in_order && reads_in_order(graph_, node))
@@ -74,9 +75,9 @@ class Unroller {
       put(std::move(part));
     }
   }
-  // ---- Parts of different sizes: the cut made all alike ----
+  // ---- Parts of different sizes: the cut made all ranks alike ----
 
-  // Returns what a part has of a dim of which it would have so much if all were alike.
+  // Returns what a part has of a dim of which each rank of the axis has so much.
   int64_t share(int64_t alike, size_t part) const {
     return cut_.sizes.empty() ? alike : alike / unit_ * cut_.sizes[part];
   }
@@ -234,7 +235,7 @@ class Unroller {
     for (size_t p = 0; p < count_; ++p) {
       std::vector<int64_t> firsts;
       for (int64_t o = 0; o < std::max<int64_t>(outer, 1); ++o)
-        firsts.push_back(o * cut_.into * size + before(size, p));
+        firsts.push_back(o * ranks_ * size + before(size, p));
       const TensorType type = graph_.value(node.outputs[0]).type;
       parts.push_back(
           graph_.add_constant(fmt::format("{}.{}", node.name, p), type,
@@ -267,8 +268,8 @@ class Unroller {
     const std::vector<ValueId> made = of_[to.index()];
     for (size_t p = 0; p < count_; ++p) {
       std::vector<int64_t> starts(shape.size()), ends = shape, steps(shape.size(), 1);
-      starts[dim] = before(shape[dim] / cut_.into, p);
-      ends[dim] = before(shape[dim] / cut_.into, p + 1);
+      starts[dim] = before(shape[dim] / ranks_, p);
+      ends[dim] = before(shape[dim] / ranks_, p + 1);
       const Attrs attrs{{"starts", starts}, {"ends", ends}, {"steps", steps}};
       const int part = static_cast<int>(p);
       if (blocks.outer == 1) {
@@ -300,7 +301,7 @@ class Unroller {
     if (blocks.outer == 1) return emit(node, "Concat", parts, {{"axis", dim}}, to, -1);
     const ValueId all = emit(node, "Concat", parts, {{"axis", dim + 1}}, {}, -1);
     Shape whole = alike(from).shape;
-    whole[blocks.dim] *= cut_.into;
+    whole[blocks.dim] *= ranks_;
     return emit(node, "Reshape", {all}, {{"shape", whole}}, to, -1);
   }
 
@@ -384,9 +385,10 @@ class Unroller {
   const PartCut& cut_;
   const std::set<ValueId>& doors_;
   const size_t count_;
+  const int64_t ranks_;  // of the axis: parts, or more
   const int part_tag_, region_tag_;
-  int64_t unit_ = 0;              // tokens of each part, if all were alike
-  std::vector<TensorType> even_;  // by value: its type then
+  int64_t unit_ = 0;              // of sizes: tokens of a rank of the axis
+  std::vector<TensorType> even_;  // by value: its type there
   std::vector<bool> differs_;     // by value: it is not the same for all parts
   std::vector<std::vector<ValueId>>
       of_;  // by value: what has become of it, by part or of the whole
@@ -396,6 +398,14 @@ class Unroller {
 };
 
 }  // namespace
+
+int64_t PartCut::ranks() const {
+  const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  if (all % into == 0) return into;
+  int64_t unit = 0;
+  for (const int64_t size : sizes) unit = std::gcd(unit, size);
+  return all / unit;
+}
 
 Parts unroll(Graph graph, const PartCut& cut, const std::set<ValueId>& doors) {
   return Unroller(std::move(graph), cut, doors).run();
