@@ -2,6 +2,9 @@
 // one rank trains, bit for bit; and what becomes of the others when one ends, stops or never comes.
 #include <gmock/gmock.h>
 
+#include <cmath>
+#include <cstring>
+
 #include "at_once.h"
 #include "cuda/samples.h"
 #include "folder.h"
@@ -135,6 +138,37 @@ TEST_F(NcclProcesses, GoOnFromCheckpointsBitForBit) {
     EXPECT_EQ(read("whole"), read("rest")) << strategy;
     EXPECT_EQ(read("whole"), read("early")) << strategy;
     expect_no_letters();
+  }
+}
+
+// A job that goes back begins with a section of its own, so that from then on other memory of the
+// host holds the inputs of steps with the same number.
+TEST_F(NcclProcesses, GoBackToTheSameBitsWithGraphsAndWithout) {
+  compile("zero3", "-D dp=2");
+  const std::string samples = *read_text_file(at("x.npy"), 1 << 28);
+  constexpr size_t kHeader = 128, kBatchBytes = 12 * 16 * sizeof(float);
+  for (const size_t step : {3, 4}) {
+    std::string spoilt = samples;
+    const float nan = std::nanf("");
+    std::memcpy(spoilt.data() + kHeader + step * kBatchBytes, &nan, sizeof nan);
+    folder_.write("x.npy", spoilt);
+    const auto saved = [&](const std::string& more) {
+      std::filesystem::remove_all(at("checkpoints"));
+      const auto [code, output] = run_shell(
+          "(" +
+          as_processes(2, variables(2) + " FAKE_CUDA_COUNT=1",
+                       run("--threads 1 --steps 6 --every 2 --on-nan rollback --no-shuffle "
+                           "--save " +
+                           at("kept") + " --checkpoint " + at("checkpoints") + " " + more)) +
+          ") 2>&1");
+      EXPECT_EQ(code, 0) << output;
+      EXPECT_THAT(output, testing::HasSubstr("the job goes back to the state after step"));
+      const auto text = read_text_file(at("kept"), 1 << 28);
+      return text ? *text : "";
+    };
+    const std::string by_graphs = saved("");
+    EXPECT_FALSE(by_graphs.empty());
+    EXPECT_TRUE(by_graphs == saved("--graphs off")) << step;
   }
 }
 

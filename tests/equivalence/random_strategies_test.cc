@@ -155,6 +155,18 @@ std::string with_axis(std::string text, mutation::Random& random, const RandomMo
   return text;
 }
 
+// Some of the model's parameters keep their values.
+std::string with_frozen(std::string text, mutation::Random& random, const RandomModel& model) {
+  const auto parameters = model.parameters();
+  std::set<std::string> names;
+  for (size_t tries = 1 + mutation::pick(random, parameters.size()); tries > 0; --tries)
+    names.insert(parameters[mutation::pick(random, parameters.size())].name);
+  if (names.size() == parameters.size()) names.erase(names.begin());  // one is trained
+  if (names.empty()) return text;
+  return text + fmt::format("parameters: [{{freeze: [{}]}}]\n",
+                            join(std::vector(names.begin(), names.end()), ", "));
+}
+
 // The strategy that counts, printed and read again, makes the same plans.
 void expect_printed_alike(CompileOptions options, const PlanSet& plans, const std::string& what) {
   const Folder folder;
@@ -179,6 +191,7 @@ Tried try_one(uint64_t seed) {
       seed % 3 == 0 ? composed_strategy(random) : mutation::random_strategy(random, 1);
   if (seed % 2 == 0) text = with_other_sums(std::move(text));
   if (seed % 4 == 1) text = with_axis(std::move(text), random, model);
+  if (seed % 5 == 2) text = with_frozen(std::move(text), random, model);
   options.strategy = folder.write("strategy.yaml", text);
   const std::string what = fmt::format("seed {}\n{}", seed, text);
   const auto compiled = compile(options);

@@ -267,6 +267,23 @@ TEST(Optimizer, OneLearningRateForEachBase) {
   EXPECT_EQ(norms, 6);
 }
 
+// Walks that go up from a value once for each of its uses would never end here.
+TEST(Evaluation, ALossMadeOfRepeatedSquaresIsRead) {
+  Graph graph;
+  Builder b(graph);
+  Value x{.name = "x", .type = {DType::kF32, {4, 3}}, .kind = ValueKind::kInput};
+  x.batch_dim = 0;
+  const ValueId input = graph.add_value(x);
+  graph.inputs = {input};
+  ValueId loss = b.div(b.reduce_sum(input, {0, 1}, false), b.scalar(12, DType::kF32));
+  for (int i = 0; i < 64; ++i) loss = b.mul(loss, loss);
+  graph.loss = loss;
+  graph.outputs = {loss};
+  const auto made = evaluated(graph);
+  ASSERT_TRUE(made) << print_error(made.error());
+  EXPECT_EQ(made->nodes.size(), graph.nodes.size());
+}
+
 // ---- A loss named by the strategy -------------------------------------------------------------
 
 constexpr const char* kLogits = R"(graph batch=4 shards=1

@@ -332,6 +332,44 @@ TEST(Compile, BucketsHoldTheGradientsOfOneStage) {
     EXPECT_EQ(messages_of_gradients(role).size(), 2u);  // two stages each, all in one bucket's size
 }
 
+// An entry that names no bucket sends a message for each parameter, whatever another one says.
+TEST(Compile, EachEntryHasItsOwnBucket) {
+  const auto messages = [](const std::string& of_layers, const std::string& of_others,
+                           const std::string& shard) {
+    const Folder folder;
+    CompileOptions options;
+    options.model = PIPER_SOURCE_DIR "/samples/gpt/model.onnx";
+    options.strategy = folder.write(
+        "strategy.yaml",
+        fmt::format("piper: 1\nmesh: {{dp: 2}}\ntrain: {{global_batch: 4, {0}}}\ndirectives:\n"
+                    "  - replicate: {{over: dp, match: \"model/h/**\"{1}{3}}}\n"
+                    "  - replicate: {{over: dp{2}{3}}}\n",
+                    kSgd, of_layers, of_others, shard));
+    options.oracles = false;
+    const auto compiled = compile(options);
+    EXPECT_TRUE(compiled) << print_error(compiled.error());
+    std::pair<size_t, size_t> counted;  // sums, with that of the loss, and gathers
+    if (!compiled) return counted;
+    const RoleProgram& role = compiled->set.roles[0];
+    for (const Instruction& one : role.body) {
+      counted.first += info(one.kind).adds;
+      counted.second += one.kind == InstructionKind::kAllGather;
+    }
+    return counted;
+  };
+  const std::string large = ", bucket: 25MiB",
+                    parts = ", shard: [optimizer, gradients, parameters]";
+  for (const std::string& shard : {std::string(), std::string(", shard: [optimizer]"), parts}) {
+    const auto none = messages("", "", shard), both = messages(large, large, shard);
+    const auto layers = messages(large, "", shard), others = messages("", large, shard);
+    EXPECT_EQ(both.first, 3u) << shard;
+    EXPECT_GT(layers.first, both.first) << shard;
+    EXPECT_GT(others.first, both.first) << shard;
+    EXPECT_EQ(layers.first + others.first, none.first + both.first) << shard;
+    EXPECT_EQ(others.second > both.second, !shard.empty()) << shard;
+  }
+}
+
 // ---- The single-device plan ---------------------------------------------------------------------
 
 // It plays all replicas: where they are many, only if that is asked for, else the first.

@@ -56,6 +56,14 @@ TEST_F(FindCuda, DevicesOfADriver) {
             "cuda:1  Fake H100, compute capability 9.0, 132 multiprocessors, 80.0 GiB\n");
 }
 
+// Job scripts of other systems ask for one way to a device, on which two ranks wait for each other.
+TEST_F(FindCuda, StreamsHaveWaysOfTheirOwnWhateverTheEnvironmentSays) {
+  setenv("PIPER_CUDA_PATH", (kFakes / "all").c_str(), 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+  EXPECT_EQ(find_cuda().problem, "");
+  EXPECT_STREQ(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32");
+}
+
 TEST_F(FindCuda, ADeviceThatIsTooOldIsSaidToBe) {
   setenv("PIPER_CUDA_PATH", (kFakes / "all").c_str(), 1);
   setenv("FAKE_CUDA_CAPABILITY", "75", 1);

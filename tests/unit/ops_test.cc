@@ -5,6 +5,7 @@
 #include <regex>
 #include <set>
 
+#include "piper/base/float16.h"
 #include "piper/ir/signatures.h"
 #include "unit/op_uses.h"
 
@@ -506,6 +507,9 @@ TEST(Builder, MakesNothingWithoutNeed) {
   EXPECT_EQ(build.scalar(0.5, DType::kF32), half);
   EXPECT_EQ(Builder(graph).scalar(0.5, DType::kF32), half);
   EXPECT_NE(build.scalar(0.5, DType::kF64), half);
+  // Below 2^-14, where f16 has steps of 2^-24.
+  EXPECT_EQ(float_at(DType::kF16, graph.value(build.scalar(5e-5, DType::kF16)).data.data),
+            839 * 0x1p-24);
   EXPECT_EQ(graph.nodes.size(), 1u);
   const auto wrong = build.try_op("Add", {x, build.scalar(1, DType::kF64)}, {}, {"m.onnx", 0, 0});
   ASSERT_FALSE(wrong.ok());

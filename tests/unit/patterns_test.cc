@@ -149,6 +149,33 @@ TEST(Patterns, PaddedPartsThatOverlapStayASum) {
   EXPECT_EQ(ops_of(found->graph), Ops({"Pad", "Pad", "Add"}));
 }
 
+// A sum that repeats the row of one term is no concatenation.
+TEST(Patterns, PaddedPartsOfOtherShapesStayASum) {
+  Two t = two_inputs({1, 3}, {2, 4});
+  Builder b(t.graph);
+  t.graph.outputs = {b.add(b.op1("Pad", {t.b}, pad(3, 0)), b.op1("Pad", {t.a}, pad(0, 4)))};
+  const auto found = recognise(std::move(t.graph));
+  ASSERT_TRUE(found) << print_error(found.error());
+  EXPECT_EQ(ops_of(found->graph), Ops({"Pad", "Pad", "Add"}));
+}
+
+// The gradient of a softmax multiplies by its weights, so a row without keys needs weights that are
+// numbers before a guard makes them zero.
+TEST(Patterns, RowsWithoutKeysAreFoundBeforeTheSoftmax) {
+  for (const bool guarded : {true, false}) {
+    Two t = two_inputs({2, 3}, {2, 3});
+    Builder b(t.graph);
+    const ValueId weights = b.op1("Softmax", {b.add(t.a, t.b)}, {{"axis", int64_t{1}}});
+    const ValueId zero = b.scalar(guarded ? 0 : 1, DType::kF32);
+    t.graph.outputs = {b.op1("Where", {b.op1("IsNaN", {weights}), zero, weights})};
+    const auto found = recognise(std::move(t.graph));
+    ASSERT_TRUE(found) << print_error(found.error());
+    EXPECT_EQ(ops_of(found->graph),
+              guarded ? Ops({"Add", "ReduceMax", "Equal", "Where", "Softmax", "Where"})
+                      : Ops({"Add", "Softmax", "IsNaN", "Where"}));
+  }
+}
+
 // ---- Rounded once -----------------------------------------------------------------------------
 
 // Gelu(x · w + b) as exporters write it, and its gradient by x, w and b.

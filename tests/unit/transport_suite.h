@@ -193,9 +193,18 @@ inline std::string many_in_flight(Fabric& t) {
   return "";
 }
 
+// Adds a group of ranks at equal distances: a rank is in one group of each communicator.
+inline Result<int32_t> group_of(Fabric& t, const std::vector<int64_t>& ranks) {
+  int32_t communicator = 0;
+  if (ranks.size() == 1) communicator = 1;
+  if (ranks.size() > 1 && std::ssize(ranks) < t.world())
+    communicator = static_cast<int32_t>(1 + ranks[1] - ranks[0]);
+  return t.add_group(ranks, communicator);
+}
+
 // Of all types as one message, sizes that no number of ranks divides, larger than any staging.
 inline std::string all_reduce_in(Fabric& t, const std::vector<int64_t>& ranks, int64_t large) {
-  auto group = t.add_group(ranks);
+  auto group = group_of(t, ranks);
   SUITE_OK(group);
   for (int64_t salt = 0; salt < 2; ++salt) {
     auto a = data_of<float>(t.rank(), salt, large);
@@ -220,7 +229,7 @@ inline std::string all_reduce_in(Fabric& t, const std::vector<int64_t>& ranks, i
 // 16-bit floats are added in f32 and rounded once: not after each rank.
 inline std::string all_reduce_of_halves(Fabric& t) {
   const std::vector<int64_t> ranks = everyone(t);
-  auto group = t.add_group(ranks);
+  auto group = group_of(t, ranks);
   SUITE_OK(group);
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     constexpr int64_t kCount = 3001;
@@ -265,7 +274,7 @@ inline std::string subgroups(Fabric& t) {
 
 inline std::string reduce_scatter_in(Fabric& t, const std::vector<int64_t>& ranks, int64_t part,
                                      int64_t missing = 0) {
-  auto group = t.add_group(ranks);
+  auto group = group_of(t, ranks);
   SUITE_OK(group);
   int64_t n = static_cast<int64_t>(ranks.size());
   int64_t own = std::find(ranks.begin(), ranks.end(), t.rank()) - ranks.begin();
@@ -323,7 +332,7 @@ std::vector<T> block_of(const std::vector<T>& whole, int64_t k, int64_t members,
 
 // Blocks beside flat parts in one message: runs of one element and runs that travel in pieces.
 inline std::string blocks_in(Fabric& t, const std::vector<int64_t>& ranks) {
-  auto group = t.add_group(ranks);
+  auto group = group_of(t, ranks);
   SUITE_OK(group);
   const int64_t members = std::ssize(ranks);
   const int64_t own = std::find(ranks.begin(), ranks.end(), t.rank()) - ranks.begin();
@@ -397,7 +406,7 @@ inline std::vector<Shard> shards_of(const std::vector<BlocksForm>& message, int6
 
 // Parts travel in blocks of 8 bits: all wholes have them rounded, the own one, too.
 inline std::string in_blocks_in(Fabric& t, const std::vector<int64_t>& ranks) {
-  auto group = t.add_group(ranks);
+  auto group = group_of(t, ranks);
   SUITE_OK(group);
   const int64_t members = std::ssize(ranks);
   for (const std::vector<BlocksForm>& message : blocks_messages(members)) {
@@ -426,7 +435,7 @@ inline std::string in_blocks_in(Fabric& t, const std::vector<int64_t>& ranks) {
 }
 // Terms travel in blocks of 8 bits, and are added up in rank order; the sum is not rounded.
 inline std::string sums_of_blocks_in(Fabric& t, const std::vector<int64_t>& ranks) {
-  auto group = t.add_group(ranks);
+  auto group = group_of(t, ranks);
   SUITE_OK(group);
   const int64_t members = std::ssize(ranks);
   const int64_t own = std::ranges::find(ranks, t.rank()) - ranks.begin();
@@ -468,7 +477,7 @@ inline std::string two_axes(Fabric& t) {
   const auto outer_of = [&](int64_t i) { return std::vector<int64_t>{i, half + i}; };
   std::vector<int64_t> inner;
   for (int64_t i = 0; i < half; ++i) inner.push_back(t.rank() / half * half + i);
-  auto outer_group = t.add_group(outer_of(t.rank() % half)), inner_group = t.add_group(inner);
+  auto outer_group = group_of(t, outer_of(t.rank() % half)), inner_group = group_of(t, inner);
   SUITE_OK(outer_group);
   SUITE_OK(inner_group);
   // [6, n] is summed over the outer axis, cut along dim 1, then over the inner one, along dim 0.
@@ -546,7 +555,7 @@ inline std::string greatest(Fabric& t) {
 // Many tensors in one message, some of them larger than what travels at once.
 inline std::string reduce_scatter_of_many(Fabric& t) {
   const std::vector<int64_t> ranks = everyone(t);
-  auto group = t.add_group(ranks);
+  auto group = group_of(t, ranks);
   SUITE_OK(group);
   struct Tensor {
     std::vector<double> whole, part, gathered;
@@ -578,7 +587,7 @@ inline std::string reduce_scatter_of_many(Fabric& t) {
 
 // A dim in blocks becomes whole and another one is in blocks, of each of several stretches.
 inline std::string all_to_all_in(Fabric& t, const std::vector<int64_t>& ranks) {
-  auto group = t.add_group(ranks);
+  auto group = group_of(t, ranks);
   SUITE_OK(group);
   const int64_t n = std::ssize(ranks), size = 4;
   const int64_t own = std::find(ranks.begin(), ranks.end(), t.rank()) - ranks.begin();
@@ -649,7 +658,7 @@ inline std::string rotate(Fabric& t) {
 // or to nobody.
 template <class I>
 std::string rows_in(Fabric& t, const std::vector<int64_t>& ranks, int64_t width) {
-  auto group = t.add_group(ranks);
+  auto group = group_of(t, ranks);
   SUITE_OK(group);
   const int64_t n = std::ssize(ranks), numbers = 3 * n, count = 2 * n * 5;
   const int64_t own = std::find(ranks.begin(), ranks.end(), t.rank()) - ranks.begin();

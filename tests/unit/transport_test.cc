@@ -581,10 +581,11 @@ TEST(Launchers, VariablesThatAreNoRanksAreErrors) {
 // ---- The same suite under mpirun ----------------------------------------------------------------
 
 // This program again on each rank; exit code and output.
-std::pair<int, std::string> mpirun(int ranks, const std::string& rank_case) {
+std::pair<int, std::string> mpirun(int ranks, const std::string& rank_case,
+                                   const std::string& flags = "--mca btl vader,self") {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-  return run_shell(fmt::format("{}mpirun --mca btl vader,self -n {} '{}' --rank-case {} 2>&1", kMpi,
-                               ranks, self, rank_case));
+  return run_shell(fmt::format("{}mpirun {} -n {} '{}' --rank-case {} 2>&1", kMpi, flags, ranks,
+                               self, rank_case));
 }
 
 class Mpi : public testing::TestWithParam<int> {};
@@ -597,6 +598,15 @@ TEST_P(Mpi, Conforms) {
       << output;
 }
 INSTANTIATE_TEST_SUITE_P(Suite, Mpi, testing::Values(1, 2, 4));
+
+// UCX, by which Open MPI talks over InfiniBand, has tags of 23 bits.
+TEST(MpiApart, ConformsWithFewTags) {
+  SKIP_UNDER_THREAD_SANITIZER();
+  const auto [code, output] =
+      mpirun(4, "suite", "--mca pml ucx --mca pml_ucx_tls any --mca pml_ucx_devices any");
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find("suite passed on 4 ranks"), std::string::npos) << output;
+}
 
 TEST(MpiApart, ConformsWithoutSharedMemory) {
   SKIP_UNDER_THREAD_SANITIZER();

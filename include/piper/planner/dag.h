@@ -197,8 +197,7 @@ struct Dag {
   int64_t twins = 1, twin_stride = 1;
   // An order names BI and BW, R, updates of regions, or reductions.
   bool split_backward = false, split_recompute = false, split_update = false, split_sums = false;
-  int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
-  std::vector<SumRound> rounds;  // of the sums, each once
+  std::vector<SumRound> rounds;          // of the sums, each once
   std::vector<PartsInBlocks> in_blocks;  // likewise
   std::vector<Part> parts;               // states that are cut, by value
   std::vector<Part> exchanges;  // within the update: one side is made, and the other is moved there

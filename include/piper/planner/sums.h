@@ -22,9 +22,10 @@ struct SumRound {
   // rounded.
   Scaled scaled = Scaled::kNone;
   int64_t block = 0;
-  bool fast = false;  // added up by the device's own library, not in rank order
-  int64_t slice = 0;  // of what is not cut: messages hold at most so many bytes; 0: any size
-  int32_t line = -1;  // which `replicate` entry it is of; -1: of none
+  bool fast = false;   // added up by the device's own library, not in rank order
+  int64_t bucket = 0;  // of sums that are ready one after the other: messages hold at least so much
+  int64_t slice = 0;   // of what is not cut: messages hold at most so many bytes; 0: any size
+  int32_t line = -1;   // which `replicate` entry it is of; -1: of none
   // Not the first one, and it cuts what those before it leave, as the first one may do.
   bool cuts = false;
   bool operator==(const SumRound&) const = default;
@@ -76,6 +77,7 @@ struct Part {
   int32_t stream = 0, distance = 0;  // of the task that gathers it
   Scaled scaled = Scaled::kNone;     // it travels in 8 bits, in blocks of so many elements
   int64_t block = 0;
+  int64_t bucket = 0;  // messages hold at least so many bytes of such parameters
   // It is a run of a run, which lies over these axes: of a value (none: of a state by itself).
   ValueId within = {};
   std::vector<int32_t> above = {};

@@ -272,14 +272,17 @@ struct TanhGelu {
   template <class D, class V = hn::Vec<D>>
   static HWY_INLINE V of(D d, V x, V& slope) {
     constexpr double kSlope = -2 * kGeluSlope * kExpScale<D>;
-    const V one = constant(d, 1.0), square = hn::Mul(x, x);
+    // Far from 0 the result is x or nothing, and the slope 1 or 0; squares would be infinite.
+    const V far = constant(d, 64.0);
+    const V near = hn::IfThenElse(hn::Gt(hn::Abs(x), far), hn::CopySign(far, x), x);
+    const V one = constant(d, 1.0), square = hn::Mul(near, near);
     const V inner = hn::MulAdd(constant(d, kSlope * kGeluCube), square, constant(d, kSlope));
-    const V e = exp_scaled(d, hn::Mul(x, inner));
+    const V e = exp_scaled(d, hn::Mul(near, inner));
     const V s = hn::Div(one, hn::Add(one, e));
     const V rise =
         hn::MulAdd(constant(d, 6 * kGeluSlope * kGeluCube), square, constant(d, 2 * kGeluSlope));
-    slope = hn::Mul(s, hn::MulAdd(hn::Mul(x, rise), hn::Mul(e, s), one));
-    return hn::Mul(x, s);
+    slope = hn::Mul(s, hn::MulAdd(hn::Mul(near, rise), hn::Mul(e, s), one));
+    return hn::Mul(hn::Max(x, near), s);
   }
 };
 template <class Of>

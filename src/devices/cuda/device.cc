@@ -30,12 +30,19 @@ CuMemProperties pages_of(int device, bool shares_files, bool is_for_rdma) {
 
 thread_local uint64_t Device::current_ = 0;
 
+Status start_driver(const Driver& driver) {
+  // Streams that share a way to the device wait for each other. It has 8 unless 32, the most, are
+  // asked for; with 1, which job scripts for other systems ask for, a send waits for each receive
+  // that was queued before it, and two ranks for each other.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  PIPER_CU(driver, cuInit, 0);
+  return ok_status();
+}
+
 Result<int> count_devices() {
   PIPER_ASSIGN(const Opened<Driver>* library, opened<Driver>());
   const Driver& driver = library->functions;
-  // Streams that share a way to the device wait for each other; it has 8 unless more are asked for.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  PIPER_CU(driver, cuInit, 0);
+  PIPER_TRY(start_driver(driver));
   int count = 0;
   PIPER_CU(driver, cuDeviceGetCount, &count);
   if (count <= 0) return fail("NVIDIA's driver ({}) knows no device", library->path);

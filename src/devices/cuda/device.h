@@ -23,6 +23,8 @@ struct Facts {
   int maps_for_rdma = 0;  // whether adapters of a network may reach mapped memory
 };
 
+// Starts the driver, which reads the environment of the process the first time.
+Status start_driver(const Driver& driver);
 // Error: there is no driver or no device.
 Result<int> count_devices();
 

@@ -1,7 +1,7 @@
 // Says which devices and libraries of NVIDIA this machine has, for piper-run --devices and errors.
 #include <array>
 
-#include "compile.h"
+#include "device.h"
 #include "libraries.h"
 #include "piper/devices/cuda.h"
 
@@ -41,7 +41,7 @@ Result<CudaDevice> device_of(const Driver& driver, int ordinal) {
 }
 
 Result<std::vector<CudaDevice>> devices_of(const Driver& driver) {
-  PIPER_CU(driver, cuInit, 0);
+  PIPER_TRY(start_driver(driver));
   int count = 0;
   PIPER_CU(driver, cuDeviceGetCount, &count);
   if (count <= 0) return fail("the driver knows no device");

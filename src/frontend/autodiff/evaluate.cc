@@ -1,6 +1,7 @@
 // Makes of a forward graph what is computed when the model is evaluated: nothing is drawn at
 // random, and running statistics stand for those of the batch.
 #include <algorithm>
+#include <set>
 
 #include "piper/frontend/autodiff.h"
 #include "piper/ir/ops.h"
@@ -25,6 +26,7 @@ class Evaluation {
         read_instead(graph_.nodes[n].outputs[0], graph_.nodes[n].inputs[0]);
       if (graph_.nodes[n].op == "Random") PIPER_TRY(draw_nothing(NodeId(n)));
     }
+    seen_.clear();
     find_weight(graph_.loss);
     if (weights_.size() == 1) graph_.weight = weights_[0];
     return ok_status();
@@ -43,13 +45,22 @@ class Evaluation {
     if (graph_.loss == from) graph_.loss = to;
   }
 
-  // Visits the sums over the step that the next value of a state is made of.
+  // Uses the sums over the step that the next value of a state is made of.
   void use_statistics(ValueId state, ValueId next) {
-    const Node* node = producer(next);
-    if (node == nullptr || node->pass != Pass::kU) return;
-    if (is_step_sum(*node)) return use_statistic(state, node->inputs[0]);
-    for (const ValueId input : std::vector(node->inputs))
-      if (input.valid()) use_statistics(state, input);
+    std::set<ValueId> seen{next};
+    std::vector<ValueId> open{next}, sums;
+    while (!open.empty()) {
+      const Node* node = producer(open.back());
+      open.pop_back();
+      if (node == nullptr || node->pass != Pass::kU) continue;
+      if (is_step_sum(*node)) {
+        sums.push_back(node->inputs[0]);
+        continue;
+      }
+      for (const ValueId input : node->inputs)
+        if (input.valid() && seen.insert(input).second) open.push_back(input);
+    }
+    for (const ValueId sum : sums) use_statistic(state, sum);
   }
 
   // `now` is what the state follows: a statistic of the batch in the state's shape, perhaps times a
@@ -92,6 +103,7 @@ class Evaluation {
   // Noise has no effect at its mean. That of a choice by a probability is the probability itself,
   // and that of a number that noise rounds is the number; other choices have none.
   Status draw_nothing(NodeId id) {
+    seen_.clear();
     PIPER_TRY(choose_nothing(graph_.node(id).outputs[0], graph_.node(id).attrs, true));
     const Node node = graph_.node(id);
     const double mean =
@@ -106,6 +118,7 @@ class Evaluation {
   // Visits what reads the numbers that are drawn, in any type and shape, and what is made of them
   // and constants alone, which are `drawn` no more.
   Status choose_nothing(ValueId value, const Attrs& of, bool is_drawn) {
+    if (!seen_.insert(value).second) return ok_status();
     for (const NodeId by : readers_[value.index()]) {
       const Node& reader = graph_.node(by);
       const bool is_unit = !is_normal(of) && of.real("shift") == 0 && of.real("scale") == 1;
@@ -182,7 +195,7 @@ class Evaluation {
   // Finds the numbers of labels, or of their weights, by which sums over the batch are divided.
   void find_weight(ValueId id) {
     const Node* node = producer(id);
-    if (node == nullptr) return;
+    if (node == nullptr || !seen_.insert(id).second) return;
     if (node->op == "Cast" || node->op == "Reshape" || node->op == "Neg")
       return find_weight(node->inputs[0]);
     if (node->op == "Add" || node->op == "Sub" || node->op == "Mul")
@@ -195,6 +208,7 @@ class Evaluation {
   // Returns whether a value is made of inputs, and of nothing that is kept.
   bool is_of_data(ValueId id) const {
     std::vector<ValueId> open{id};
+    std::set<ValueId> seen{id};
     bool has_input = false;
     for (size_t i = 0; i < open.size(); ++i) {
       const Value& value = graph_.value(open[i]);
@@ -202,8 +216,7 @@ class Evaluation {
       has_input = has_input || value.kind == ValueKind::kInput;
       if (!value.producer.valid()) continue;
       for (const ValueId input : graph_.node(value.producer).inputs)
-        if (input.valid() && std::find(open.begin(), open.end(), input) == open.end())
-          open.push_back(input);
+        if (input.valid() && seen.insert(input).second) open.push_back(input);
     }
     return has_input;
   }
@@ -212,6 +225,7 @@ class Evaluation {
   Builder build_;
   const std::vector<std::vector<NodeId>> readers_;  // as it is trained
   std::vector<ValueId> weights_;
+  std::set<ValueId> seen_;  // by the walk under way
 };
 
 }  // namespace

@@ -58,6 +58,7 @@ Count recognise_cross_entropy(Graph& graph);
 Count recognise_attention(Graph& graph);
 std::vector<LeftAttention> left_attentions(const Graph& graph);
 void raise_hiding_terms(Graph& graph);
+void guard_before_softmax(Graph& graph);
 Count recognise_gelu(Graph& graph);
 Count recognise_grouped(Graph& graph);
 Count fold_transposes(Graph& graph);

@@ -83,6 +83,7 @@ Result<Recognised> recognise(Graph graph) {
   }
   result.left = patterns::left_attentions(graph);
   patterns::raise_hiding_terms(graph);
+  patterns::guard_before_softmax(graph);
   PIPER_ASSIGN(graph, in_topological_order(std::move(graph)));
   graph = without_dead_nodes(std::move(graph), true);
   result.graph = std::move(graph);

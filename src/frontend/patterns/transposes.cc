@@ -88,7 +88,8 @@ Count join_padded_parts(Graph& graph) {
     std::vector<const Node*> pads;
     for (ValueId term : terms) {
       const Node* pad = match.sole(term, "Pad");
-      if (!pad || pad->attrs.real("value") != 0) break;
+      const bool whole = graph.value(term).type.shape == graph.value(out).type.shape;
+      if (!pad || !whole || pad->attrs.real("value") != 0) break;
       pads.push_back(pad);
     }
     if (pads.size() < 2 || pads.size() != terms.size()) continue;

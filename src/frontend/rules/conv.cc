@@ -122,6 +122,9 @@ Result<Spread> read_spread(RuleContext& c, const Val& x, const Val& weight) {
   if (s.w.strides.size() != dims || s.w.dilations.size() != dims || pads.size() != 2 * dims ||
       extra.size() != dims || wanted.size() != dims)
     return c.error("its attributes do not fit {} spatial dims", dims);
+  for (const auto& list : {pads, wanted})
+    for (const int64_t n : list)
+      if (n < -kMost || n > kMost) return c.error("impossible pads or output shape");
   for (size_t d = 0; d < dims; ++d) {
     for (const int64_t n : {s.w.strides[d], s.w.dilations[d], s.w.kernel[d], x.shape[d + 2]}) {
       if (n < 1 || n > kMost) return c.error("impossible strides, dilations or sizes");

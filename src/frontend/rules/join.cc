@@ -185,9 +185,10 @@ Result<Vals> pad(RuleContext& c) {
   for (size_t i = 0; i < axes->size(); ++i) {
     PIPER_ASSIGN(const size_t d, c.axis((*axes)[i], x.rank()));
     const int64_t b = (*pads)[i], a = (*pads)[axes->size() + i];
+    for (const int64_t pad : {b, a})
+      if (pad < -kMaxPad || pad > kMaxPad) return c.error("impossible pads");
     const int64_t lost = std::max<int64_t>(-b, 0) + std::max<int64_t>(-a, 0);
-    if (std::abs(b) > kMaxPad || std::abs(a) > kMaxPad || lost > cut[d])
-      return c.error("impossible pads");
+    if (lost > cut[d]) return c.error("impossible pads");
     before[d] = std::max<int64_t>(b, 0);
     after[d] = std::max<int64_t>(a, 0);
     starts[d] = std::max<int64_t>(-b, 0);

@@ -1,5 +1,6 @@
 // Imports reductions and softmax of ONNX.
 #include <algorithm>
+#include <limits>
 
 #include "rule.h"
 
@@ -110,6 +111,9 @@ Result<Vals> reduce_log_sum_exp(RuleContext& c) {  // max + log(sum(exp(x - max)
   kept.keepdims = true;
   PIPER_ASSIGN(Val top, reduce(c, "ReduceMax", c.in(0), kept));
   PIPER_ASSIGN(top, c.pointwise("Detach", {top}));  // it cancels
+  const Val lowest = c.number(-std::numeric_limits<double>::infinity(), top);
+  PIPER_ASSIGN(const Val none, c.pointwise("Equal", {top, lowest}));
+  PIPER_ASSIGN(top, c.pointwise("Where", {none, c.number(0, top), top}));
   PIPER_ASSIGN(Val x, c.pointwise("Sub", {c.in(0), top}));
   PIPER_ASSIGN(x, c.pointwise("Exp", {x}));
   PIPER_ASSIGN(x, reduce(c, "ReduceSum", x, kept));

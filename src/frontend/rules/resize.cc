@@ -170,13 +170,17 @@ Result<std::vector<double>> known_numbers(RuleContext& c, size_t i, std::string_
   return out;
 }
 
-// Reads by how much each dim grows; before opset 9 (Upsample) an attribute says so, before 11 input
-// 1.
+// Reads by how much each dim grows; before opset 11 input 1 says so.
 Result<std::vector<double>> read_scales(RuleContext& c) {
-  if (c.opset < 9) return c.reals("scales");
   const size_t input = c.opset < kByMode ? 1 : 2;
   if (!c.has(input)) return c.error("names neither scales nor sizes");
   return known_numbers(c, input, "scales");
+}
+
+// Returns how many elements there are afterwards. Scales are f32, and the product is rounded to it,
+// too: 10 · 0.7 is 7.
+double scaled_size(int64_t size, double scale) {
+  return std::floor(static_cast<float>(size) * static_cast<float>(scale));
 }
 
 Result<Modes> read_modes(RuleContext& c) {
@@ -258,7 +262,7 @@ Result<std::vector<ResizeDim>> read_dims(RuleContext& c, const Modes& m) {
   for (size_t i = 0; i < axes.size(); ++i) {
     ResizeDim& dim = dims[static_cast<size_t>(axes[i])];
     const auto size = static_cast<double>(dim.size);
-    const double out = by_size ? numbers[i] : std::floor(size * numbers[i]);
+    const double out = by_size ? numbers[i] : scaled_size(dim.size, numbers[i]);
     if (!(out >= 1 && out <= kMaxSize) || dim.size < 1)
       return c.error("makes {} elements of {}", out, dim.size);
     dim.out = static_cast<int64_t>(out);
@@ -311,7 +315,7 @@ Result<Vals> upsample(RuleContext& c) {
     return c.error("has {} scales for {} dims", scales.size(), dims.size());
   for (size_t d = 0; d < dims.size(); ++d) {
     const int64_t size = c.in(0).shape[d];
-    const double out = std::floor(static_cast<double>(size) * scales[d]);
+    const double out = scaled_size(size, scales[d]);
     if (!(out >= 1 && out <= kMaxSize) || size < 1)
       return c.error("makes {} elements of {}", out, size);
     dims[d].size = size;

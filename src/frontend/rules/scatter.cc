@@ -214,20 +214,20 @@ Result<Vals> non_zero(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
   PIPER_ASSIGN(const std::vector<double> values, known_values(c, 0));
   const Shape& shape = c.in(0).shape;
-  const size_t rank = std::max<size_t>(shape.size(), 1);
+  const size_t rank = shape.size();
   std::vector<std::vector<int64_t>> places(rank);
+  int64_t count = 0;
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i] == 0) continue;
+    ++count;
     int64_t rest = static_cast<int64_t>(i);
     for (size_t d = rank; d-- > 0;) {
-      const int64_t size = shape.empty() ? 1 : shape[d];
-      places[d].push_back(rest % size);
-      rest /= size;
+      places[d].push_back(rest % shape[d]);
+      rest /= shape[d];
     }
   }
   std::vector<int64_t> all;
   for (const auto& list : places) all.insert(all.end(), list.begin(), list.end());
-  const auto count = static_cast<int64_t>(places[0].size());
   return Vals{constant_val(DType::kI64, {static_cast<int64_t>(rank), count}, bytes_of(all))};
 }
 

@@ -1,6 +1,6 @@
 // Emits nodes whose types are inferred by the table.
-#include <cstring>
 
+#include "piper/base/float16.h"
 #include "rules.h"
 
 namespace piper {
@@ -12,27 +12,6 @@ Bytes one(T number) {
   return Bytes::copy_of(&number, sizeof number);
 }
 
-uint16_t bf16_bits(double number) {  // round to nearest even
-  const float f = static_cast<float>(number);
-  uint32_t bits;
-  std::memcpy(&bits, &f, sizeof bits);
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-uint16_t f16_bits(double number) {  // constants of gradients: normal numbers, zero or infinity
-  const float f = static_cast<float>(number);
-  uint32_t bits;
-  std::memcpy(&bits, &f, sizeof bits);
-  const uint32_t sign = (bits >> 16) & 0x8000;
-  const int exponent = static_cast<int>((bits >> 23) & 0xff) - 127 + 15;
-  if (exponent <= 0) return static_cast<uint16_t>(sign);
-  if (exponent >= 31) return static_cast<uint16_t>(sign | 0x7c00);
-  const uint32_t kept = (static_cast<uint32_t>(exponent) << 10) | ((bits >> 13) & 0x3ff);
-  const uint32_t rest = bits & 0x1fff;
-  const uint32_t up = rest > 0x1000 || (rest == 0x1000 && (kept & 1)) ? 1 : 0;
-  return static_cast<uint16_t>(sign | (kept + up));
-}
-
 Bytes bytes_of(double number, DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -40,9 +19,12 @@ Bytes bytes_of(double number, DType dtype) {
     case DType::kF64:
       return one(number);
     case DType::kBF16:
-      return one(bf16_bits(number));
-    case DType::kF16:
-      return one(f16_bits(number));
+    case DType::kF16: {
+      const auto wide = static_cast<float>(number);
+      uint16_t half = 0;
+      round_to_halves(dtype, &wide, reinterpret_cast<std::byte*>(&half), 1);
+      return one(half);
+    }
     case DType::kI64:
       return one(static_cast<int64_t>(number));
     case DType::kI32:

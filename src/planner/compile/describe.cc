@@ -1,5 +1,6 @@
 // What a model is, without a strategy.
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <set>
 
@@ -15,8 +16,12 @@ namespace {
 
 constexpr int64_t kAssumedBatch = 8, kAssumedDim = 32;
 
-bool is_number(const std::string& dim) {
-  return std::all_of(dim.begin(), dim.end(), [](char c) { return c >= '0' && c <= '9'; });
+// Returns the size that the digits say; none: it is a name.
+std::optional<int64_t> number_of(const std::string& dim) {
+  int64_t size = 0;
+  const char* const end = dim.data() + dim.size();
+  const auto [at, problem] = std::from_chars(dim.data(), end, size);
+  return problem == std::errc() && at == end ? std::optional(size) : std::nullopt;
 }
 
 std::string type_text(const Survey::Input& input) {
@@ -87,7 +92,7 @@ class Description {
 };
 
 int64_t Description::size_of(const std::string& dim, bool is_batch) {
-  if (is_number(dim)) return std::stol(dim);
+  if (const auto number = number_of(dim)) return *number;
   for (const auto& [name, size] : bound_)
     if (name == dim) return size;
   int64_t size = is_batch ? kAssumedBatch : kAssumedDim;

@@ -252,7 +252,7 @@ void Expander::finish_late_sums() {
       bucket.sums.push_back(s);
       bucket.totals.push_back(total);
       bucket.bytes += travelling_bytes(s, dag_.graph.value(item.value).type);
-      if (bucket.bytes >= dag_.bucket_bytes) flush(bucket);
+      if (bucket.bytes >= bucket_of(s)) flush(bucket);
     }
     for (auto& [axes, bucket] : buckets) flush(bucket);
   }

@@ -139,7 +139,7 @@ void Expander::reduce_contributions(TaskId id) {
     bucket.push_back(a);
     bytes += travelling_bytes(a.sum, dag_.graph.value(a.contribution).type);
     const bool joins = &a != &made.back() && sum(a.sum).rounds[0] == sum((&a + 1)->sum).rounds[0];
-    if (bytes < dag_.bucket_bytes && joins) continue;
+    if (bytes < bucket_of(a.sum) && joins) continue;
     reduce_bucket(task, bucket);
     bucket.clear();
     bytes = 0;

@@ -102,8 +102,9 @@ void Expander::gather_updated(int32_t cell, std::vector<const Part*> cut) {
     std::string first;
   };
   const UpdateRegions regions(dag_);
-  // By all axes and, where updates are tasks of regions, these.
-  std::map<std::pair<std::vector<int32_t>, std::optional<size_t>>, Bucket> buckets;
+  // By all axes, where updates are tasks of regions these, and what entries of `replicate` say.
+  std::map<std::tuple<std::vector<int32_t>, std::optional<size_t>, int32_t, int64_t>, Bucket>
+      buckets;
   std::unordered_map<int32_t, ItemId> made;  // by run that was put together
   const auto flush = [&](Bucket& bucket) {
     if (bucket.bytes == 0) return;
@@ -120,7 +121,7 @@ void Expander::gather_updated(int32_t cell, std::vector<const Part*> cut) {
       for (auto& [key, bucket] : buckets) flush(bucket);
     const Value& whole = dag_.graph.value(part->cut_of());
     const auto region = regions.of_param(part->param);
-    Bucket& bucket = buckets[{part->all_over(), region}];
+    Bucket& bucket = buckets[{part->all_over(), region, part->stream, part->bucket}];
     if (bucket.bytes == 0) {
       bucket.gather = {.kind = InstructionKind::kAllGather,
                        .cell = cell,
@@ -138,7 +139,7 @@ void Expander::gather_updated(int32_t cell, std::vector<const Part*> cut) {
     made[part->cut_of().value] = to;
     bucket.gather.writes.push_back(to);
     bucket.bytes += std::max<int64_t>(type.bytes(), 1);
-    if (bucket.bytes >= dag_.bucket_bytes) flush(bucket);
+    if (bucket.bytes >= part->bucket) flush(bucket);
   }
   for (auto& [key, bucket] : buckets) flush(bucket);
 }

@@ -177,6 +177,13 @@ class Expander {
     const InBlocks in = blocks_in(s, 0);
     return in.any() ? in.bytes(elements) : elements * info(type_in(s, 0)).bytes;
   }
+  // Returns how many bytes a message with this sum holds at least: the entries of `replicate` that
+  // add it up may name several numbers.
+  int64_t bucket_of(int32_t s) const {
+    int64_t bytes = 0;
+    for (size_t r = 0; r < sum(s).rounds.size(); ++r) bytes = std::max(bytes, round(s, r).bucket);
+    return bytes;
+  }
   // Returns in which blocks terms travel in a round, if they do: it leaves a part of the sum.
   InBlocks blocks_in(int32_t s, size_t r) const {
     const SumRound& of = round(s, r);

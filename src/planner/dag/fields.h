@@ -36,6 +36,7 @@ PIPER_FIELDS(SumRound) {
   v("scaled", &SumRound::scaled);
   v("block", &SumRound::block);
   v("fast", &SumRound::fast);
+  v("bucket", &SumRound::bucket);
   v("slice", &SumRound::slice);
   v("line", &SumRound::line, kElsewhere);
   v("cuts", &SumRound::cuts);
@@ -57,6 +58,7 @@ PIPER_FIELDS(Part) {
   v("distance", &Part::distance);
   v("scaled", &Part::scaled);
   v("block", &Part::block);
+  v("bucket", &Part::bucket);
   v("within", &Part::within);
   v("above", &Part::above);
 }
@@ -179,7 +181,6 @@ PIPER_FIELDS(Dag) {
   v("split_update", &Dag::split_update);
   v("split_sums", &Dag::split_sums);
   v("groups", &Dag::group_of);
-  v("bucket", &Dag::bucket_bytes);
   v("tags", &Dag::region_tags);
   v("tokens", &Dag::tokens);
   v("cells", &Dag::cells);

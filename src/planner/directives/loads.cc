@@ -59,10 +59,25 @@ std::optional<DType> type_of_products(const Strategy& strategy, const Node& node
   return std::nullopt;
 }
 
-// Returns how many times a parameter's bytes training keeps: itself, its gradient and the states of
-// the optimizer.
-double copies_in_training(const Strategy& strategy) {
-  return 2.0 + static_cast<double>(find_optimizer(strategy.train.optimizer.name).states.size());
+// Returns what training keeps of a parameter: itself, and if it is trained its gradient and the
+// states of its optimizer.
+double bytes_in_training(const TrainSpec& train, const Param& param, const ParamGroup* group,
+                         const TensorType& type) {
+  const auto own = static_cast<double>(type.bytes());
+  if (param.frozen) return own;
+  const OptimizerSpec& spec = group ? optimizer_of(*group, train) : train.optimizer;
+  const OptimizerDef& def = find_optimizer(spec.name);
+  const Attrs settings = with_defaults(def, spec.settings);
+  double all = (train.ema ? 3 : 2) * own;
+  // Where the direction is made of matrices, it keeps their momentum.
+  if (def.direction && def.find("momentum")) all += own;
+  if (!def.states_need.empty() && settings.real(def.states_need) == 0) return all;
+  for (size_t s = 0; s < def.states.size(); ++s) {
+    TensorType state = type;
+    if (!spec.states.empty()) state.dtype = spec.states[std::min(s, spec.states.size() - 1)];
+    all += static_cast<double>(state.bytes());
+  }
+  return all;
 }
 
 }  // namespace
@@ -171,11 +186,18 @@ Status Loads::count_time(const Graph& graph, const JobCosts& costs) {
 // Training on GPU Clusters, 2021).
 void Loads::count_bytes(const Graph& graph, const BalanceRule& balance, const JobCosts& costs) {
   const bool in_training = balance.by == BalanceRule::By::kMemory;
-  const double copies = in_training ? copies_in_training(costs.strategy()) : 1;
+  const TrainSpec& train = costs.strategy().train;
+  // Groups that match nothing are an error that is told later.
+  std::vector<const ParamGroup*> groups(graph.params.size());
+  if (auto own = groups_of(graph, train.groups)) groups = *std::move(own);
   const auto all_readers = readers(graph);
   std::vector<double> own(graph.nodes.size());
-  for (const Param& param : graph.params) {
-    Shared one{copies * static_cast<double>(graph.value(param.value).type.bytes()), {}};
+  for (size_t p = 0; p < graph.params.size(); ++p) {
+    const Param& param = graph.params[p];
+    const TensorType& type = graph.value(param.value).type;
+    Shared one{in_training ? bytes_in_training(train, param, groups[p], type)
+                           : static_cast<double>(type.bytes()),
+               {}};
     for (NodeId reader : all_readers[param.value.index()])
       if (is_work(reader.index())) one.readers.push_back(reader.index());
     // Each part is kept where it is; what reads the whole elsewhere keeps that, too.

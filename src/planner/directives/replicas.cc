@@ -157,7 +157,7 @@ class Chooser {
       round.dtype = one.dtype;
       if (one.reduce_in.any()) round.scaled = one.reduce_in.type, round.block = one.reduce_in.block;
       round.fast = one.sum == Replicate::Order::kFast;
-      round.slice = one.slice_bytes;
+      round.bucket = one.bucket_bytes, round.slice = one.slice_bytes;
       for (const size_t a : axes) {
         taken[a] = true;
         if (cut_.mesh[a].size == 1) continue;

@@ -290,6 +290,7 @@ StateCut cut_of(Dag& dag, const Param& param, const std::vector<size_t>& lines,
     if (!one.shard_parameters) level.gather = in_blocks ? Gather::kStep : Gather::kUpdate;
     level.stream = stream_of(dag, one.gather_stream);
     level.distance = static_cast<int32_t>(one.prefetch);
+    level.bucket = one.bucket_bytes;
     if (cut.levels.empty()) cut.each_micro = one.reduce == Replicate::When::kMicrobatch;
     cut.levels.push_back(std::move(level));
   }
@@ -404,7 +405,6 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, c
     for (const std::string& axis : replicate.over)
       PIPER_TRY(find_axis(dag, axis, replicate.over_at, "replicate"));
     if (axes_of(dag, replicate).empty()) continue;
-    dag.bucket_bytes = std::max(dag.bucket_bytes, replicate.bucket_bytes);
     const int32_t stream = stream_of(dag, replicate.stream);
     for (SumRound& round : dag.rounds)
       if (round.line == static_cast<int32_t>(line)) round.stream = stream;

@@ -131,7 +131,7 @@ class Assigner {
       task.stream = stream;
       ++counts[stream][to_string(task.kind)];
     }
-    if (moves || rule.priority || rule.sms) return ok_status();
+    if (moves || rule.priority || rule.sms || rule.credit) return ok_status();
     return fail(rule.name_at, "stream: all of these run on '{}' without this entry", rule.name)
         .with_note("help: leave it out, or name another stream");
   }

@@ -92,8 +92,13 @@ class CellBuffers {
     const ItemId* const own_write = std::find(gather.writes.begin(), gather.writes.end(), id);
     const ItemId part = gather.reads[at(own_write - gather.writes.begin())];
     const Part& how = *places_.part[dag_.items[part.index()].value.index()];
-    gathered.push_back(
-        {whole, of(part), group_of(gather.group), by, how.gather, {how.scaled, how.block}});
+    gathered.push_back({whole,
+                        of(part),
+                        group_of(gather.group),
+                        by,
+                        how.gather,
+                        {how.scaled, how.block},
+                        how.bucket});
     return whole;
   }
 

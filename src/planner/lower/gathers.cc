@@ -79,7 +79,8 @@ class Inserter {
   const Task& task_of(int32_t buffer) const { return dag_.tasks[part_of_.at(buffer).task.index()]; }
   // What may share a bucket: when, group of ranks, stream, distance, what `fuse` has joined,
   // and from where on the next step may read it.
-  using Key = std::tuple<Gather, int32_t, int32_t, int32_t, TaskId, Scaled, int64_t, int64_t>;
+  using Key =
+      std::tuple<Gather, int32_t, int32_t, int32_t, TaskId, Scaled, int64_t, int64_t, int64_t>;
   Key key_of(int32_t buffer) const {
     const GatheredBuffer& own = part_of_.at(buffer);
     const Task& task = task_of(buffer);
@@ -90,6 +91,7 @@ class Inserter {
             task.writes.size() > 1 ? own.task : TaskId(),
             own.in.type,
             own.in.block,
+            own.bucket,
             first_after_update(buffer)};
   }
 
@@ -115,7 +117,8 @@ class Inserter {
       needs_[i].assign(needs.begin(), needs.end());
       std::erase_if(open, [&](const auto& each) {
         const bool joined = std::get<TaskId>(each.first).valid();
-        return !joined && buckets_[each.second].bytes >= dag_.bucket_bytes;
+        const int64_t least = part_of_.at(buckets_[each.second].buffers[0]).bucket;
+        return !joined && buckets_[each.second].bytes >= least;
       });
     }
   }

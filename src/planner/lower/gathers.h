@@ -13,7 +13,8 @@ struct GatheredBuffer {
   int32_t group = 0;            // of the parts
   TaskId task;                  // that gathers it
   Gather when = Gather::kPass;
-  InBlocks in = {};  // it travels so
+  InBlocks in = {};    // it travels so
+  int64_t bucket = 0;  // see Part
 };
 // Describes a static piece of the arena that buckets of gathered parameters take in turn.
 struct Slot {

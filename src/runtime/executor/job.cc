@@ -322,9 +322,10 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
                                           cores, *device, *fabric, executor);
   if (result && result->goes_on)
     if (Status ended = options.on_end(*executor, transport); !ended) result = ended.error();
-  // An asynchronous fabric may wait at its end for what other ranks have queued, so they are told
-  // first. The user is told before them, since their end may end this process, too.
-  if (!result && fabric->is_asynchronous()) {
+  // The others are told while the memory that messages go to is there: late ones may still come,
+  // and an asynchronous fabric may wait at its end for what other ranks have queued. The user is
+  // told before them, since their end may end this process, too.
+  if (!result) {
     if (options.on_error) options.on_error(result.error());
     control.abort(result.error());
   }

@@ -120,18 +120,13 @@ Result<bool> can_all(State& state, bool own) {
   return can != std::byte{0};
 }
 
-// Returns the body as a graph for each parity of the step, of which this is the first. False: a
-// rank has said why it has none.
+// Makes a graph of the body as this step and section have it. False: a rank has said why it has
+// none.
 Result<bool> capture_body(State& state, int64_t step) {
   Queues& queues = state.queues;
-  const int64_t sections = state.sections;
-  Status made = ok_status();
-  for (int64_t ahead = 0; ahead < 2 && made; ++ahead) {
-    made = state.backend.begin_capture(queues.all[0]);
-    if (!made) break;
-    state.sections = sections + ahead;
-    Status queued = queue_all(state, state.body, step + ahead, true, /*is_timed=*/false);
-    state.sections = sections;
+  Status made = state.backend.begin_capture(queues.all[0]);
+  if (made) {
+    Status queued = queue_all(state, state.body, step, true, /*is_timed=*/false);
     Result<int32_t> graph = state.backend.end_capture(queues.all[0]);
     if (!queued) {
       Error error = std::move(queued).error();
@@ -139,7 +134,7 @@ Result<bool> capture_body(State& state, int64_t step) {
       return error;
     }
     if (graph)
-      queues.graphs[(step + ahead) % 2] = *graph;
+      queues.graphs[step % 2][state.sections % 2] = *graph;
     else
       made = std::move(graph).error();
   }
@@ -161,13 +156,14 @@ Status queue_body(State& state, int64_t step) {
   const bool is_timed = state.is_timed(step);
   if (!std::exchange(queues.has_warmed_up, true) || is_timed)
     return queue_all(state, state.body, step, true, is_timed);
-  if (queues.graphs[0] < 0) {
+  const int32_t& graph = queues.graphs[step % 2][state.sections % 2];
+  if (graph < 0) {
     PIPER_ASSIGN(queues.keeps_graphs, capture_body(state, step));
     if (!queues.keeps_graphs) return queue_all(state, state.body, step, true, false);
   }
   state.queued_last = "the graph of its step";
   state.recorder.lines[0].note(state.queued_last, step, now_us());
-  state.backend.launch_graph(queues.graphs[step % 2], queues.all[0]);
+  state.backend.launch_graph(graph, queues.all[0]);
   return ok_status();
 }
 

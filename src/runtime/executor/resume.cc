@@ -308,14 +308,6 @@ int64_t batch_of(const PlanSet& set) {
 
 Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchSource* data,
                            const std::optional<Start>& start, bool speaks) {
-  const bool overlap = std::any_of(set.roles.begin(), set.roles.end(),
-                                   [](const RoleProgram& role) { return role.steps_ahead > 0; });
-  // A checkpoint is between an epilogue and a prologue, which move the parity of sections by which
-  // graphs are kept.
-  if (overlap && options.job.checkpoint && options.job.backend == "cuda")
-    return usage(
-        fmt::format("the steps of {} overlap: checkpoints of such plans are not supported on a GPU",
-                    set.directory));
   if (!options.job.checkpoint) return ok_status();
   if (speaks) PIPER_TRY(check_folder(*options.job.checkpoint, options.job.first_step));
   if (speaks) PIPER_TRY(count_start(*options.job.checkpoint, options.job.first_step));

@@ -154,15 +154,14 @@ MpiWire::~MpiWire() {
 }
 
 Status MpiWire::check_stopped() {
-  if (stop_request_ == MPI_REQUEST_NULL) return ok_status();
-  int flag = 0;
-  MPI_Status status;
-  PIPER_MPI(MPI_Test(&stop_request_, &flag, &status));
-  if (flag != 0) {
+  if (stopped_by_ < 0) {
+    int flag = 0;
+    MPI_Status status;
+    PIPER_MPI(MPI_Test(&stop_request_, &flag, &status));
+    if (flag == 0) return ok_status();
     stopped_by_ = status.MPI_SOURCE;
     if (exit_code_ == 0) exit_code_ = stop_in_.code;
   }
-  if (stopped_by_ < 0) return ok_status();
   return stopped_by(rank_, stopped_by_, stop_in_.reason);
 }
 

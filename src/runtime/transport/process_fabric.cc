@@ -12,13 +12,6 @@ namespace piper::process {
 Group::Group(Peers& peers, int32_t communicator, std::span<const int64_t> ranks)
     : peers(peers), communicator(communicator), ranks(ranks.begin(), ranks.end()) {
   position = std::find(ranks.begin(), ranks.end(), peers.rank()) - ranks.begin();
-  uint32_t hash = 2166136261u;  // members of different groups must not take each other's messages
-  const auto mix = [&](int64_t with) {
-    hash = (hash ^ static_cast<uint32_t>(with + 1)) * 16777619u;
-  };
-  mix(communicator);
-  for (int64_t rank : ranks) mix(rank);
-  tag = static_cast<int32_t>(hash & 0xfffffff);
   from.resize(ranks.size());
 }
 
@@ -26,14 +19,15 @@ Status Group::start_send(int64_t member, const std::byte* data, int64_t bytes) {
   const int64_t peer = ranks[static_cast<size_t>(member)];
   const MessagePart part{const_cast<std::byte*>(data), bytes};
   Transfer& transfer = transfers.emplace_back(Transfer{.peer = peer});
-  return peers.wire().send(transfer, {peer, Lane::kCollectives, tag}, std::span(&part, 1));
+  return peers.wire().send(transfer, {peer, Lane::kCollectives, communicator}, std::span(&part, 1));
 }
 
 Status Group::start_recv(int64_t member, std::byte* to, int64_t bytes) {
   const int64_t peer = ranks[static_cast<size_t>(member)];
   const MessagePart part{to, bytes};
   Transfer& transfer = transfers.emplace_back(Transfer{.peer = peer, .bytes = bytes});
-  return peers.wire().receive(transfer, {peer, Lane::kCollectives, tag}, std::span(&part, 1));
+  return peers.wire().receive(transfer, {peer, Lane::kCollectives, communicator},
+                              std::span(&part, 1));
 }
 
 Status Group::finish(const char* what) {
@@ -60,8 +54,11 @@ Result<int32_t> ProcessFabric::add_group(std::span<const int64_t> ranks, int32_t
                                          int32_t) {
   PIPER_TRY(check_group(rank(), world(), ranks));
   for (size_t i = 0; i < groups_.size(); ++i)
-    if (groups_[i].communicator == communicator && std::ranges::equal(ranks, groups_[i].ranks))
-      return static_cast<int32_t>(i);
+    if (groups_[i].communicator == communicator)
+      return std::ranges::equal(ranks, groups_[i].ranks)
+                 ? Result<int32_t>(static_cast<int32_t>(i))
+                 : fail("communicator {} has another group of this rank already", communicator)
+                       .with_code(ExitCode::kPlan);
   Group& group = groups_.emplace_back(peers_, communicator, ranks);
   if (ranks.size() < 2) return static_cast<int32_t>(groups_.size() - 1);
   group.transfers.reserve(ranks.size() * 2 * kTogether);
@@ -70,6 +67,11 @@ Result<int32_t> ProcessFabric::add_group(std::span<const int64_t> ranks, int32_t
     out_.resize(static_cast<size_t>((kTransportSlotBytes - kShared) / 2));
     in_.resize(out_.size());
   }
+  const int64_t most = std::ssize(in_) / (2 * kFlatAlign);  // see segment_bytes()
+  if (group.size() > most)
+    return fail("not supported: a group of {} ranks over {}, of which {} at most make one",
+                group.size(), peers_.wire().name(), most)
+        .with_code(ExitCode::kPlan);
   return static_cast<int32_t>(groups_.size() - 1);
 }
 

@@ -36,7 +36,6 @@ struct Group {
   int32_t communicator;
   std::vector<int64_t> ranks;
   int64_t position = 0;
-  int32_t tag = 0;
   std::vector<Transfer> transfers;     // room for kTogether sends and receives per member
   std::vector<const std::byte*> from;  // operands of a sum, one per member
   // Where all members share memory, which the first sum finds out: by member, null until theirs is

@@ -213,14 +213,15 @@ Result<KernelPtr> make_attention_merge(const Use& use) {
                                                     row % tokens * strides.token;
             const T a = input<T>(p, 1)[row], b = input<T>(p, 3)[row];
             const T *from_a = input<T>(p, 0) + at, *from_b = input<T>(p, 2) + at;
-            const T top = a == kNone ? b : b == kNone ? a : std::max(a, b);
+            const T top = a == kNone ? b : b == kNone || a > b || a != a ? a : b;  // keeps NaN
             const T count = a <= static_cast<T>(hidden / 2) ? static_cast<T>(parts) : T{1};
             const T of_a = a == kNone ? T{0} : count * std::exp(a - top),
                     of_b = b == kNone ? T{0} : std::exp(b - top), sum = of_a + of_b;
-            const T share_a = sum > 0 ? of_a / sum : T{0}, share_b = sum > 0 ? of_b / sum : T{0};
+            const bool none = sum == 0;
+            const T share_a = none ? T{0} : of_a / sum, share_b = none ? T{0} : of_b / sum;
             T* const to = output<T>(p, 4) + at;
             for (int64_t i = 0; i < width; ++i) to[i] = share_a * from_a[i] + share_b * from_b[i];
-            output<T>(p, 5)[row] = sum > 0 ? top + std::log(sum) : kNone;
+            output<T>(p, 5)[row] = none ? kNone : top + std::log(sum);
           }
         });
   });

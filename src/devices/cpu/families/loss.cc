@@ -23,6 +23,11 @@ LabelRows rows_of(const Use& use) {
 
 bool inside(int64_t label, const LabelRows& rows) { return label >= 0 && label < rows.classes; }
 
+template <class T>
+bool is_lowest(T logit) {
+  return logit == -std::numeric_limits<T>::infinity();
+}
+
 // Returns the type of all but logits and their gradient.
 DType statistics_of(const Use& use) { return is_half(use.type()) ? DType::kF32 : use.type(); }
 
@@ -103,9 +108,11 @@ Result<KernelPtr> make_cross_entropy_terms(const Use& use) {
         const T* row = logits.row(p[0], r, scratch);
         T top;
         const double above = fns.sum_above(row, rows.classes, top);
+        // A part all of whose classes are -∞ adds nothing to those of other ranks.
         if (p[part.outputs])
           output<T>(p, part.outputs)[r] =
-              static_cast<T>(above * std::exp(static_cast<double>(top - tops[r])));
+              is_lowest(top) ? T{0}
+                             : static_cast<T>(above * std::exp(static_cast<double>(top - tops[r])));
         if (!p[part.outputs + 1]) continue;
         T& chosen = output<T>(p, part.outputs + 1)[r] = T{0};
         if (labels[r] == rows.ignore) continue;
@@ -162,9 +169,12 @@ Result<KernelPtr> make_cross_entropy_grad(const Use& use) {
           std::fill_n(out, rows.classes, std::numeric_limits<T>::quiet_NaN());
         } else {
           T share = scale * input<T>(p, 2)[r];
-          if (topped)
-            share *= std::exp(*std::max_element(row, row + rows.classes) - input<T>(p, 4)[r]);
-          fns.exp_above(row, share, out, rows.classes);
+          const T top = topped ? *std::max_element(row, row + rows.classes) : T{0};
+          if (topped) share *= std::exp(top - input<T>(p, 4)[r]);
+          if (is_lowest(top))
+            std::fill_n(out, rows.classes, T{0});
+          else
+            fns.exp_above(row, share, out, rows.classes);
           if (at >= 0) out[at] -= scale;
         }
         logits.put(out, p[part.outputs], r);

@@ -1,5 +1,6 @@
 // ReduceSum, ReduceMax, ReduceMin, ReduceProd and their gradients, CumSum.
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "families.h"
@@ -122,14 +123,51 @@ std::vector<int64_t> output_steps(const Shape& from, const std::vector<int64_t>&
   return broadcast_strides(kept, from);
 }
 
-// Calls f(element, what it is reduced to) for each element, in their order.
-template <class F>
-void each_pair(const Loop& loop, F f) {
-  loop.each_row([&](const int64_t* at) {
-    for (int64_t i = 0; i < loop.inner; ++i)
-      f(at[0] + i * loop.inner_steps[0], at[1] + i * loop.inner_steps[1]);
-  });
-}
+// Goes over the elements of a tensor by what they are reduced to, a block of results at a time, so
+// that what is kept by result needs little memory.
+class ByResult {
+ public:
+  static constexpr int64_t kBlock = 512;
+  // `results`: the tensor's shape with 1 for dims that are reduced.
+  ByResult(const Shape& shape, const Shape& results) {
+    const std::vector<int64_t> strides = strides_of(shape);
+    Shape kept, reduced;
+    std::vector<int64_t> kept_steps, reduced_steps;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      const bool is_kept = results[d] == shape[d];
+      (is_kept ? kept : reduced).push_back(shape[d]);
+      (is_kept ? kept_steps : reduced_steps).push_back(strides[d]);
+      if (!is_kept) last_ += (shape[d] - 1) * strides[d];
+    }
+    kept_ = make_loop(kept, {kept_steps});
+    reduced_ = make_loop(reduced, {reduced_steps});
+  }
+  // Calls f(element, result, count) for blocks: the first element of the first result; the next
+  // result's is step() behind it.
+  template <class F>
+  void each_block(F f) const {
+    int64_t result = 0;
+    kept_.each_row([&](const int64_t* at) {
+      for (int64_t i = 0; i < kept_.inner; i += kBlock)
+        f(at[0] + i * step(), result + i, std::min(kBlock, kept_.inner - i));
+      result += kept_.inner;
+    });
+  }
+  int64_t step() const { return kept_.inner_steps[0]; }
+  // Calls f(offset) for the elements of a result, in their order, beside the first one; the last
+  // one is at last().
+  template <class F>
+  void each_offset(F f) const {
+    reduced_.each_row([&](const int64_t* at) {
+      for (int64_t i = 0; i < reduced_.inner; ++i) f(at[0] + i * reduced_.inner_steps[0]);
+    });
+  }
+  int64_t last() const { return last_; }
+
+ private:
+  Loop kept_, reduced_;
+  int64_t last_ = 0;
+};
 
 Result<KernelPtr> make_reduce(const Use& use) {
   const std::vector<int64_t> axes = use.attrs.integers("axes");
@@ -147,61 +185,69 @@ Result<KernelPtr> make_reduce(const Use& use) {
   });
 }
 
-// Computes dx = dy at the first extreme, or shared by all of them: rows come in the order of the
-// elements.
+// Computes dx = dy at the first extreme, or shared by all of them.
 Result<KernelPtr> make_reduce_extreme_grad(const Use& use) {
-  const int64_t first = use.attrs.integer("first", 0);
-  const std::vector<int64_t> kept_steps = broadcast_strides(use.in(0), use.out());
-  const Loop loop = make_loop(use.out(), {strides_of(use.out()), kept_steps});
-  const int64_t kept = num_elements(use.in(0));
+  const bool first = use.attrs.integer("first", 0) != 0;
+  const ByResult loop(use.out(), use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    auto run = [=](Pointers p, std::byte* scratch) {
+    return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
       const T *dy = input<T>(p, 0), *x = input<T>(p, 1), *y = input<T>(p, 2);
-      T *dx = output<T>(p, 3), *hits = reinterpret_cast<T*>(scratch);
-      std::fill_n(hits, kept, T{0});
-      const auto each = [&](auto f) { each_pair(loop, f); };
-      const auto hit = [&](int64_t i, int64_t k) {
-        return x[i] == y[k] || (x[i] != x[i] && y[k] != y[k]);
-      };
-      if (!first) each([&](int64_t i, int64_t k) { hits[k] += hit(i, k); });
-      each([&](int64_t i, int64_t k) {
-        const bool mine = hit(i, k) && (!first || hits[k] == 0);
-        dx[i] = !mine ? 0 : first ? dy[k] : dy[k] / hits[k];
-        if (first && mine) hits[k] = 1;
+      T* const dx = output<T>(p, 3);
+      loop.each_block([&](int64_t element, int64_t result, int64_t count) {
+        std::array<T, ByResult::kBlock> hits{};
+        const auto each = [&](auto f) {
+          loop.each_offset([&](int64_t offset) {
+            for (int64_t j = 0; j < count; ++j) {
+              const int64_t i = element + offset + j * loop.step();
+              const T greatest = y[result + j];
+              f(i, j, x[i] == greatest || (x[i] != x[i] && greatest != greatest));
+            }
+          });
+        };
+        if (!first)
+          each([&](int64_t, int64_t j, bool is_hit) { hits[static_cast<size_t>(j)] += is_hit; });
+        each([&](int64_t i, int64_t j, bool is_hit) {
+          const bool mine = is_hit && (!first || hits[static_cast<size_t>(j)] == 0);
+          dx[i] = !mine   ? 0
+                  : first ? dy[result + j]
+                          : dy[result + j] / hits[static_cast<size_t>(j)];
+          if (first && mine) hits[static_cast<size_t>(j)] = 1;
+        });
       });
-    };
-    return make_kernel(InPlace::kNo, std::move(run), kept * static_cast<int64_t>(sizeof(T)));
+    });
   });
 }
 
 // Computes dx = dy · (product of those before) · (product of those after): right where elements are
 // zero.
 Result<KernelPtr> make_reduce_prod_grad(const Use& use) {
-  const std::vector<int64_t> kept_steps = broadcast_strides(use.in(0), use.out());
-  const Loop loop = make_loop(use.out(), {strides_of(use.out()), kept_steps});
-  const int64_t kept = num_elements(use.in(0));
+  const ByResult loop(use.out(), use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    auto run = [=](Pointers p, std::byte* scratch) {
+    return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
       const T *dy = input<T>(p, 0), *x = input<T>(p, 1);
-      T *dx = output<T>(p, 2), *product = reinterpret_cast<T*>(scratch);
-      std::copy_n(dy, kept, product);
-      const auto each = [&](auto f) { each_pair(loop, f); };
-      each([&](int64_t i, int64_t k) {
-        dx[i] = product[k];
-        product[k] *= x[i];
+      T* const dx = output<T>(p, 2);
+      loop.each_block([&](int64_t element, int64_t result, int64_t count) {
+        std::array<T, ByResult::kBlock> product;
+        std::copy_n(dy + result, count, product.begin());
+        loop.each_offset([&](int64_t offset) {
+          for (int64_t j = 0; j < count; ++j) {
+            const int64_t i = element + offset + j * loop.step();
+            dx[i] = product[static_cast<size_t>(j)];
+            product[static_cast<size_t>(j)] *= x[i];
+          }
+        });
+        product.fill(T{1});
+        loop.each_offset([&](int64_t offset) {  // from the last element to the first
+          for (int64_t j = 0; j < count; ++j) {
+            const int64_t i = element + loop.last() - offset + j * loop.step();
+            dx[i] *= product[static_cast<size_t>(j)];
+            product[static_cast<size_t>(j)] *= x[i];
+          }
+        });
       });
-      std::fill_n(product, kept, T{1});
-      const int64_t count = loop.rows * loop.inner;
-      each([&](int64_t i, int64_t k) {
-        // From the last element to the first: kept dims walk backwards too.
-        const int64_t last = count - 1 - i, other = kept - 1 - k;
-        dx[last] *= product[other];
-        product[other] *= x[last];
-      });
-    };
-    return make_kernel(InPlace::kNo, std::move(run), kept * static_cast<int64_t>(sizeof(T)));
+    });
   });
 }
 

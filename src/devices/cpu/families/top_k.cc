@@ -18,7 +18,6 @@ bool greater(T a, T b) {
 template <class T>
 KernelPtr top_k_kernel(int64_t outer, int64_t size, int64_t inner, int64_t k, bool largest) {
   auto run = [=](Pointers p, std::byte* scratch) {
-    auto* places = reinterpret_cast<int64_t*>(scratch);
     for (int64_t row = 0; row < outer * inner && k > 0; ++row) {
       const T* x = input<T>(p, 0) + row / inner * size * inner + row % inner;
       auto before = [&](int64_t a, int64_t b) {
@@ -26,16 +25,27 @@ KernelPtr top_k_kernel(int64_t outer, int64_t size, int64_t inner, int64_t k, bo
         if (largest ? greater(u, v) : greater(v, u)) return true;
         return !(largest ? greater(v, u) : greater(u, v)) && a < b;
       };
-      for (int64_t i = 0; i < size; ++i) places[i] = i;
-      std::partial_sort(places, places + k, places + size, before);
       const int64_t to = row / inner * k * inner + row % inner;
+      // The first k so far, of which the last one is on top.
+      int64_t* const places =
+          inner == 1 ? output<int64_t>(p, 2) + to : reinterpret_cast<int64_t*>(scratch);
+      for (int64_t i = 0; i < k; ++i) places[i] = i;
+      std::make_heap(places, places + k, before);
+      for (int64_t i = k; i < size; ++i) {
+        if (!before(i, places[0])) continue;
+        std::pop_heap(places, places + k, before);
+        places[k - 1] = i;
+        std::push_heap(places, places + k, before);
+      }
+      std::sort_heap(places, places + k, before);
       for (int64_t i = 0; i < k; ++i) {
         output<T>(p, 1)[to + i * inner] = x[places[i] * inner];
         output<int64_t>(p, 2)[to + i * inner] = places[i];
       }
     }
   };
-  return make_kernel(InPlace::kNo, std::move(run), size * static_cast<int64_t>(sizeof(int64_t)));
+  const int64_t room = inner == 1 ? 0 : k * static_cast<int64_t>(sizeof(int64_t));
+  return make_kernel(InPlace::kNo, std::move(run), room);
 }
 
 Result<KernelPtr> make_top_k(const Use& use) {

@@ -82,6 +82,9 @@ DeviceProduct product_of(const Use& use, const Emitter& emit, size_t result, boo
   return product;
 }
 
+// The library's kernels count products of one call in a dim of a grid, which has 65,535 at most.
+constexpr int64_t kMostTogether = 32768;
+
 // ---- Linear -------------------------------------------------------------------------------------
 constexpr size_t kX = 0, kW = 1, kBias = 2, kY = 3, kPre = 4;
 constexpr int32_t kFinishThreads = 256;
@@ -189,15 +192,25 @@ Status make_matmul(const Use& use, Emitter& emit) {
     product.m *= dims[0].extent;
     dims.erase(dims.begin());
   }
+  int64_t many = 1;
   if (!dims.empty()) {
     const auto most =
         std::max_element(dims.begin(), dims.end(),
                          [](const BatchDim& x, const BatchDim& y) { return x.extent < y.extent; });
-    product.batch = most->extent;
     product.a_step = most->a, product.b_step = most->b, product.d_step = most->d;
+    many = most->extent;
     dims.erase(most);
   }
-  make_products(use, product, dims, {emit.operand(0), emit.operand(1), c, d}, emit);
+  const int64_t size = info(product.type).bytes, of_result = info(product.result).bytes;
+  for (int64_t first = 0; first < many; first += kMostTogether) {
+    product.batch = std::min(kMostTogether, many - first);
+    const int64_t result = first * product.d_step * of_result;
+    make_products(
+        use, product, dims,
+        {moved(emit.operand(0), first * product.a_step * size),
+         moved(emit.operand(1), first * product.b_step * size), moved(c, result), moved(d, result)},
+        emit);
+  }
   return ok_status();
 }
 
