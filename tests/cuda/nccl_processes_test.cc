@@ -113,11 +113,13 @@ TEST_F(NcclProcesses, TrainWhatOneTrains) {
   }
 }
 
-// Checkpoints are copied from devices whose steps are queued ahead, also in the middle of a run.
+// Checkpoints are copied from devices whose steps are queued ahead, also in the middle of a run,
+// and where steps overlap.
 TEST_F(NcclProcesses, GoOnFromCheckpointsBitForBit) {
   for (const auto& [strategy, flags] :
        {std::pair("ddp", "-D dp=2"), std::pair("zero3", "-D dp=2"),
-        std::pair("1f1b", "-D stages=2 -D dp=1 -D microbatches=3")}) {
+        std::pair("1f1b", "-D stages=2 -D dp=1 -D microbatches=3"),
+        std::pair("pipedream-2bw", "-D stages=2 -D dp=1 -D microbatches=3")}) {
     compile(strategy, flags);
     std::filesystem::remove_all(at("checkpoints"));
     const auto start = [&](const std::string& more) {
@@ -162,7 +164,7 @@ TEST_F(NcclProcesses, GoBackToTheSameBitsWithGraphsAndWithout) {
                            at("kept") + " --checkpoint " + at("checkpoints") + " " + more)) +
           ") 2>&1");
       EXPECT_EQ(code, 0) << output;
-      EXPECT_THAT(output, testing::HasSubstr("the job goes back to the state after step"));
+      EXPECT_THAT(output, testing::HasSubstr("the job goes on from the checkpoint after step"));
       const auto text = read_text_file(at("kept"), 1 << 28);
       return text ? *text : "";
     };

@@ -155,6 +155,12 @@ std::string with_axis(std::string text, mutation::Random& random, const RandomMo
   return text;
 }
 
+// Computations on a stream of another name than messages.
+std::string with_stream(std::string text) {
+  if (text.find("directives:") == text.npos) text += "directives:\n";
+  return text + "  - stream: {where: {kind: compute}, name: computing}\n";
+}
+
 // Some of the model's parameters keep their values.
 std::string with_frozen(std::string text, mutation::Random& random, const RandomModel& model) {
   const auto parameters = model.parameters();
@@ -191,6 +197,7 @@ Tried try_one(uint64_t seed) {
       seed % 3 == 0 ? composed_strategy(random) : mutation::random_strategy(random, 1);
   if (seed % 2 == 0) text = with_other_sums(std::move(text));
   if (seed % 4 == 1) text = with_axis(std::move(text), random, model);
+  if (seed % 7 == 3) text = with_stream(std::move(text));
   if (seed % 5 == 2) text = with_frozen(std::move(text), random, model);
   options.strategy = folder.write("strategy.yaml", text);
   const std::string what = fmt::format("seed {}\n{}", seed, text);

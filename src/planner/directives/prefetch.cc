@@ -56,18 +56,20 @@ bool waits_to_be_needed(const Dag& dag, const Task& task) {
          gathers_parameters(dag, task);
 }
 
-// A message on a stream without computations may wait there for its receive. Receives that are
-// posted when their sends are follow one order over all devices, in which nothing waits in a cycle
-// whatever the streams.
+// A message on a stream on which its device computes nothing may wait there for its receive.
+// Receives that are posted when their sends are follow one order over all devices, in which nothing
+// waits in a cycle whatever the streams.
 void post_with_sends(Dag& dag, const std::vector<bool>& claimed, Explanation& report) {
-  std::vector<bool> computes(dag.streams.size());
+  std::vector<bool> computes(dag.cells.size() * dag.streams.size());
+  const auto stream_of = [&](const Task& task) {
+    return static_cast<size_t>(task.cell) * dag.streams.size() + static_cast<size_t>(task.stream);
+  };
   for (const Task& task : dag.tasks)
-    if (task.chunk.valid()) computes[static_cast<size_t>(task.stream)] = true;
-  computes[0] = true;
+    if (task.chunk.valid()) computes[stream_of(task)] = true;
   int64_t count = 0;
   for (size_t t = 1; t < dag.tasks.size(); ++t) {
     if (dag.tasks[t].kind != InstructionKind::kRecv || claimed[t]) continue;
-    if (computes[static_cast<size_t>(dag.tasks[t - 1].stream)]) continue;
+    if (computes[stream_of(dag.tasks[t - 1])]) continue;
     dag.tasks[t].distance = kEarliest;
     ++count;
   }

@@ -120,13 +120,18 @@ Result<bool> can_all(State& state, bool own) {
   return can != std::byte{0};
 }
 
-// Makes a graph of the body as this step and section have it. False: a rank has said why it has
-// none.
+// Makes graphs of the body as this step and section have it, and the next ones: when a run begins,
+// as no word between ranks is under way then. False: a rank has said why it has none.
 Result<bool> capture_body(State& state, int64_t step) {
   Queues& queues = state.queues;
-  Status made = state.backend.begin_capture(queues.all[0]);
-  if (made) {
-    Status queued = queue_all(state, state.body, step, true, /*is_timed=*/false);
+  const int64_t sections = state.sections;
+  Status made = ok_status();
+  for (int64_t ahead = 0; ahead < 2 && made; ++ahead) {
+    made = state.backend.begin_capture(queues.all[0]);
+    if (!made) break;
+    state.sections = sections + ahead;
+    Status queued = queue_all(state, state.body, step + ahead, true, /*is_timed=*/false);
+    state.sections = sections;
     Result<int32_t> graph = state.backend.end_capture(queues.all[0]);
     if (!queued) {
       Error error = std::move(queued).error();
@@ -134,7 +139,7 @@ Result<bool> capture_body(State& state, int64_t step) {
       return error;
     }
     if (graph)
-      queues.graphs[step % 2][state.sections % 2] = *graph;
+      queues.graphs[(step + ahead) % 2][(sections + ahead) % 2] = *graph;
     else
       made = std::move(graph).error();
   }
