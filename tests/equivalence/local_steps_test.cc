@@ -325,6 +325,15 @@ TEST(LocalStepsEvaluation, IsOfTheOuterParameters) {
   }
 }
 
+// A sweep over the number of sites begins with one.
+TEST(LocalStepsEvaluation, OfOneSiteIsMade) {
+  NEED_MODEL("mlp");
+  const auto compiled = compile_way(
+      {.name = "one", .text = "include: <zero1>\nparams: {dp: 2}\nmesh: {site: 1}\ndirectives:\n"},
+      local_steps(), true);
+  EXPECT_TRUE(compiled) << print_error(compiled.error());
+}
+
 // ---- Proof --------------------------------------------------------------------------------------
 
 std::string first_finding(const PlanSet& set, const PlanSet& single) {

@@ -358,7 +358,8 @@ TEST(CheckRole, RefusesImpossibleBlocks) {
       {"group=0 communicator=0 max", "group=0 communicator=0 max slice_first=1",
        "instruction 2 '' (all_reduce): 0 elements from 1 on are no slice of 2"},
       {"[5,4] group=0 communicator=0 dim=1", "[5,4] group=0 communicator=0 dim=1 slice_count=1",
-       "instruction 1 '' (all_gather): only an all_reduce of one tensor may be of a slice"},
+       "instruction 1 '' (all_gather): only a sum of one tensor, or of flat runs of it, may be of "
+       "a slice"},
   };
   ASSERT_TRUE(check_role(role_of(kBlocks)));
   for (const Case& each : cases) expect_refused(kBlocks, each.from, each.to, each.message);

@@ -167,9 +167,11 @@ double worst_of_fast_parts(Adding& shared) {
   struct Form {
     int64_t count, part, stretches;
     bool mirrored;
+    int64_t first = 0, slice = 0;
   };
-  constexpr Form kForms[] = {{12, 4, 1, false},  {10, 4, 1, false}, {1, 1, 1, false},
-                             {60, 20, 5, false}, {60, 20, 5, true}, {30000, 10000, 10, true}};
+  constexpr Form kForms[] = {{12, 4, 1, false},      {10, 4, 1, false}, {1, 1, 1, false},
+                             {60, 20, 5, false},     {60, 20, 5, true}, {30000, 10000, 10, true},
+                             {12, 4, 1, false, 1, 2}};
   const auto job = make_inproc_world(Adding::kWorld, TransportOptions{20});
   std::vector<double> worst(Adding::kWorld);
   const auto value = [](int64_t rank, size_t s, size_t i) {
@@ -192,6 +194,7 @@ double worst_of_fast_parts(Adding& shared) {
       parts.emplace_back(static_cast<size_t>(form.part), 7.0F);
       shards.push_back({suite::bytes_of(wholes[s].data()), suite::bytes_of(parts[s].data()),
                         DType::kF32, form.count, form.part, form.stretches, form.mirrored});
+      shards.back().first = form.first, shards.back().slice = form.slice;
     }
     ASSERT_TRUE(
         fabric
@@ -199,7 +202,8 @@ double worst_of_fast_parts(Adding& shared) {
             .ok());
     double& most = worst[static_cast<size_t>(rank)];
     for (size_t s = 0; s < shards.size(); ++s) {
-      std::vector<double> want(parts[s].size());
+      std::vector<double> want(parts[s].size(), 7);  // beside the slice it stays
+      std::fill(want.begin() + shards[s].first, want.begin() + shards[s].end(), 0);
       shards[s].for_each_run(rank, [&](const Shard::Run& run) {
         for (int64_t i = 0; i < run.bytes / 4; ++i)
           for (int64_t k = 0; k < Adding::kWorld; ++k)
@@ -219,8 +223,9 @@ double worst_of_fast_parts(Adding& shared) {
 TEST(DeviceFabric, FastPartsAreTheLibrarysSums) {
   Adding right, short_of_one{Adding::kLeavesOneOut}, swapped{Adding::kSwapsMembers};
   EXPECT_LE(worst_of_fast_parts(right), 1e-6);
-  // To all; to each: what is cut evenly, or along dims, in turns of a slot; to one: three, and one.
-  EXPECT_EQ(right.calls, (std::vector<int64_t>{0, 13, 4}));
+  // To all; to each: what is cut evenly, or along dims, in turns of a slot; to one: three, one, and
+  // three of a slice.
+  EXPECT_EQ(right.calls, (std::vector<int64_t>{0, 13, 7}));
   EXPECT_GT(worst_of_fast_parts(short_of_one), 0.1);
   EXPECT_GT(worst_of_fast_parts(swapped), 0.1);
 }

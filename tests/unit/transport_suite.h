@@ -289,6 +289,17 @@ inline std::string reduce_scatter_in(Fabric& t, const std::vector<int64_t>& rank
   sum.resize(static_cast<size_t>(n * part));
   auto first = sum.begin() + own * part;
   SUITE_CHECK(same_bits(got, std::vector<float>(first, first + part)));
+  // In two slices, of which each leaves the elements of the other as they are.
+  std::fill(got.begin(), got.end(), 7.0f);
+  for (const int64_t begin : {int64_t{0}, part / 3}) {
+    const int64_t end = begin == 0 && part >= 3 ? part / 3 : part;
+    Shard slice = shard;
+    slice.first = begin, slice.slice = end - begin;
+    SUITE_OK(
+        t.run(*group, {.kind = InstructionKind::kReduceScatter, .shards = std::span(&slice, 1)}));
+    SUITE_CHECK(std::all_of(got.begin() + end, got.end(), [](float one) { return one == 7.0f; }));
+  }
+  SUITE_CHECK(same_bits(got, std::vector<float>(first, first + part)));
   sum.resize(static_cast<size_t>(count));
   std::vector<float> gathered(static_cast<size_t>(count));
   shard.whole = bytes_of(gathered.data());

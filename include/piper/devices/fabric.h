@@ -48,7 +48,10 @@ struct Shard {
   bool mirrored = false;
   // With one stretch: each part, or term of it, travels so, and all have it as it arrives.
   InBlocks blocks = {};
+  // With one stretch: of each part only so many elements, from there; 0: all.
+  int64_t first = 0, slice = 0;
   bool operator==(const Shard&) const = default;
+  int64_t end() const { return slice > 0 ? first + slice : part_count; }
   // Names bytes that are contiguous in the whole and in a part.
   struct Run {
     int64_t whole = 0, part = 0, bytes = 0;
@@ -70,7 +73,7 @@ struct Shard {
   }
   template <class Visit>
   void for_each_run(int64_t k, Visit visit) const {
-    for_each_run(k, 0, part_count * info(dtype).bytes, visit);
+    for_each_run(k, first * info(dtype).bytes, end() * info(dtype).bytes, visit);
   }
 };
 // Describes one tensor of an all-to-all: for each member a block of bytes, which are found by

@@ -222,7 +222,7 @@ struct Instruction {
   bool to_mirrored = false;
   int32_t turn = 0;   // kRotate, kPosition
   int64_t owned = 0;  // kDispatch, kCombine: position k owns the numbers [k × owned, + owned)
-  int64_t first = 0, count = 0;  // kAllReduce of one arg: so many flat elements, from there; 0: all
+  int64_t first = 0, count = 0;  // of one sum, or each part of it: elements from there; 0: all
   // kAllGather and kReduceScatter of flat runs: each part, or term of it, travels in 8 bits, in
   // blocks of so many elements, and is rounded to these for all; sums of terms are not.
   Scaled scaled = Scaled::kNone;

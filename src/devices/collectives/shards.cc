@@ -16,6 +16,15 @@ int64_t stretches_at_once(const Shard& shard, int64_t members, int64_t copies, i
   return std::clamp<int64_t>(limit / std::max<int64_t>(bytes, 1), 1, shard.stretches);
 }
 
+// Clears the end of the own part, past what is in the whole.
+void clear_rest(const Seated& group, const Shard& shard, Stages& stages) {
+  const int64_t own = Runs{shard.count, shard.part_count}.size(group.own),
+                from = std::max(own, shard.first);
+  if (from < shard.end())
+    stages.push_back(
+        zero_stage(shard.part + from * info(shard.dtype).bytes, shard.dtype, shard.end() - from));
+}
+
 }  // namespace
 
 void move_stretches(const Shard& shard, int64_t members, int64_t first, int64_t last,
@@ -49,8 +58,10 @@ Status reduce_flat(const Preparer& with, const Shard& shard, Stages& stages) {
   const int64_t size = info(shard.dtype).bytes, members = group.size();
   const Runs runs{shard.count, shard.part_count};
   const int64_t most = most_of_part(size, members, with.slots.limit());
-  for (int64_t at = 0; at < shard.part_count; at += most) {
-    const auto part = [&](int64_t k) { return std::clamp<int64_t>(runs.size(k) - at, 0, most); };
+  for (int64_t at = shard.first; at < shard.end(); at += most) {
+    const auto part = [&](int64_t k) {
+      return std::clamp<int64_t>(runs.size(k) - at, 0, std::min(most, shard.end() - at));
+    };
     const int64_t step = aligned(part(group.own) * size);
     PIPER_ASSIGN(std::byte* const slot, with.slots.at_least(group.stream, members * step));
     Stage bring;
@@ -62,9 +73,7 @@ Status reduce_flat(const Preparer& with, const Shard& shard, Stages& stages) {
     const Term term{shard.part + at * size, shard.dtype, Reduction::kSum, part(group.own), 0, step};
     PIPER_TRY(add_up(group, with.arithmetic, slot, {&term, 1}, stages));
   }
-  const int64_t own = runs.size(group.own);
-  if (own < shard.part_count)
-    stages.push_back(zero_stage(shard.part + own * size, shard.dtype, shard.part_count - own));
+  clear_rest(group, shard, stages);
   return ok_status();
 }
 
@@ -77,15 +86,15 @@ void sum_flat(const Seated& group, const Shard& shard, Stage& sum, Stages& behin
   const Runs runs{shard.count, shard.part_count};
   Links::Sum one{shard.whole,     shard.part,       shard.dtype,
                  Reduction::kSum, shard.part_count, Links::Sum::kEach};
-  if (shard.count == group.size() * shard.part_count) return sum.sums.push_back(one);
+  if (shard.slice == 0 && shard.count == group.size() * shard.part_count)
+    return sum.sums.push_back(one);
+  one.to = shard.part + shard.first * size;
   for (one.member = 0; one.member < group.size(); ++one.member) {
-    one.from = shard.whole + runs.begin(one.member) * size;
-    one.count = runs.size(one.member);
+    one.from = shard.whole + (runs.begin(one.member) + shard.first) * size;
+    one.count = std::min(runs.size(one.member), shard.end()) - shard.first;
     if (one.count > 0) sum.sums.push_back(one);
   }
-  const int64_t own = runs.size(group.own);
-  if (own < shard.part_count)
-    behind.push_back(zero_stage(shard.part + own * size, shard.dtype, shard.part_count - own));
+  clear_rest(group, shard, behind);
 }
 
 Status sum_blocks(const Preparer& with, const Shard& shard, Stages& stages) {

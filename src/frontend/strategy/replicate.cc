@@ -143,9 +143,9 @@ Status check_reduce(const Fields& map, const Reading&, Replicate& out) {
   if (out.slice_bytes > 0 && out.slice_bytes < kLeastSlice)
     return fail(out.slice_at, "'slice' must be at least {} bytes, not {}", kLeastSlice,
                 out.slice_bytes);
-  if (out.slice_bytes > 0 && out.shard_optimizer)
-    return fail(out.slice_at, "not supported: slices of gradients that 'shard' cuts")
-        .with_note("help: 'bucket' alone, or replicas that keep everything");
+  if (out.slice_bytes > 0 && out.reduce_in.any())
+    return fail(out.slice_at, "not supported: slices of gradients that travel in {}", type)
+        .with_note("help: leave one of the two out");
   if (out.reduce_in.any() && out.sum == Replicate::Order::kFast)
     return fail(map["sum"]->at, "the device's own library adds up no gradients in {}", type)
         .with_note("help: leave 'sum' out: they are added up in order");

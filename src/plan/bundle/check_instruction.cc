@@ -129,9 +129,12 @@ class InstructionCheck {
 
   Status check_slice() const {
     if (one_.first == 0 && one_.count == 0) return ok_status();
-    if (one_.kind != InstructionKind::kAllReduce || one_.args.size() != 1)
-      return wrong("only an all_reduce of one tensor may be of a slice");
-    const int64_t elements = num_elements(type(0).shape);
+    const bool scatters = one_.kind == InstructionKind::kReduceScatter && one_.dim < 0 &&
+                          one_.scaled == Scaled::kNone;
+    if ((one_.kind != InstructionKind::kAllReduce && !scatters) ||
+        one_.args.size() != (scatters ? 2 : 1))
+      return wrong("only a sum of one tensor, or of flat runs of it, may be of a slice");
+    const int64_t elements = num_elements(type(one_.args.size() - 1).shape);
     if (one_.first < 0 || one_.count < 1 || one_.count >= elements ||
         one_.first > elements - one_.count)
       return wrong("{} elements from {} on are no slice of {}", one_.count, one_.first, elements);

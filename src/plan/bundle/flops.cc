@@ -214,7 +214,10 @@ int64_t bytes_through(const RoleProgram& role, const Instruction& one) {
   int64_t bytes = 0;
   for (size_t a = first; a < count; a += step) {
     const TensorType& type = role.tensor(one.args[a]).type;
-    if (one.count > 0) return one.count * info(type.dtype).bytes;
+    if (one.count > 0) {  // of each part, if it leaves such
+      const int64_t all = num_elements(role.tensor(one.args.back()).type.shape);
+      return type.bytes() * one.count / std::max<int64_t>(all, 1);
+    }
     bytes += one.scaled == Scaled::kNone ? type.bytes()
                                          : one.in_blocks().bytes(num_elements(type.shape));
   }

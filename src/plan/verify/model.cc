@@ -122,8 +122,8 @@ void add_cell(const Model& model, size_t cell, int32_t first_slot, Section& sect
       step.sums = !(one.contributions.empty() && one.combines.empty() && one.sum_reads.empty());
       if (section.parts.size() > 1)
         step.training_step = static_cast<int16_t>(part.step + one.ahead);
-      step.completes = one.count == 0 ||
-                       one.first + one.count == num_elements(role.tensor(one.args[0]).type.shape);
+      step.completes = one.count == 0 || one.first + one.count ==
+                                             num_elements(role.tensor(one.args.back()).type.shape);
       step.slot = first_slot + one.stream;
       step.program = one.program;
       step.micro = one.micro;

@@ -96,7 +96,8 @@ void check_slices(const Model& model, std::span<const Section> sections, int32_t
       for (const int32_t b : one.args) {
         const auto known = summed.find(b);
         const int64_t before = known == summed.end() ? 0 : known->second.elements;
-        const int64_t all = num_elements(role.tensor(b).type.shape);
+        const int64_t all =  // of a part, if it leaves such
+            num_elements(role.tensor(one.count > 0 ? one.args.back() : b).type.shape);
         if (one.count == 0 ? before != 0 : one.first != before)
           findings.add("structure", "{} uses '{}' of which {} of {} elements are summed",
                        name_of(model, section, {cell, i}), quote_control(role.name(b)), before,

@@ -153,7 +153,7 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
               .fast = round(sums[0], r).fast,
               .scaled = blocks_in(sums[0], r).type,
               .block = blocks_in(sums[0], r).block,
-              .slice = scatter ? 0 : round(sums[0], r).slice,
+              .slice = round(sums[0], r).slice,
               .reads = SmallVector(from)};
   if (r == 0) reduce.region = region;
   for (size_t i = 0; i < sums.size(); ++i) {

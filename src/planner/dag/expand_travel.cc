@@ -159,6 +159,7 @@ void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& buck
               .fast = first.fast,
               .scaled = first.scaled,
               .block = first.block,
+              .slice = first.slice,
               .region = dag_.split_sums ? of.chunk : ChunkId()};
   Task join = end_task(joining_chunk(bucket, of.cell), "add " + what);
   join.micro = of.micro;

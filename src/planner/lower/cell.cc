@@ -184,23 +184,27 @@ class CellLowerer {
       one.first = first, one.count = count;
       if (count > 0) one.label += fmt::format(" from {}", first);
     };
-    for (const int32_t arg : args) {
-      const TensorType& type = role_.tensor(arg).type;
+    const std::ptrdiff_t step = takes_pairs(task.kind) ? 2 : 1;
+    int64_t parts = 1;  // that each message has a stretch of
+    for (const int32_t axis : task.group) parts *= step > 1 ? dag_.mesh[at(axis)].size : 1;
+    for (auto arg = args.begin(); arg != args.end(); arg += step) {
+      const std::vector<int32_t> own(arg, arg + step);
+      const TensorType& type = role_.tensor(own.front()).type;
       if (bytes + type.bytes() > task.slice) emit(std::exchange(together, {}), 0, 0), bytes = 0;
       if (type.bytes() <= task.slice) {
-        together.push_back(arg);
+        together.insert(together.end(), own.begin(), own.end());
         bytes += type.bytes();
         continue;
       }
-      const int64_t elements = num_elements(type.shape),
-                    most = std::max(task.slice / kAligned, int64_t{1}) * kAligned /
+      const int64_t elements = num_elements(role_.tensor(own.back()).type.shape),
+                    most = std::max(task.slice / parts / kAligned, int64_t{1}) * kAligned /
                            info(type.dtype).bytes;
       if (most >= elements) {
-        emit({arg}, 0, 0);
+        emit(own, 0, 0);
         continue;
       }
       for (int64_t first = 0; first < elements; first += most)
-        emit({arg}, first, std::min(most, elements - first));
+        emit(own, first, std::min(most, elements - first));
     }
     emit(std::move(together), 0, 0);
   }

@@ -258,7 +258,9 @@ Status bind_shards(State& state, const Instruction& from, std::span<const int64_
                 num_elements(state.type(part).shape),
                 stretches_of(state.type(whole).shape, from),
                 from.mirrored,
-                from.in_blocks()};
+                from.in_blocks(),
+                from.first,
+                from.count};
     if (info(from.kind).adds && !is_summable(dtype))
       return wrong_plan(state, op, fmt::format("no sum of {}", info(dtype).name));
     const int64_t together = shard.part_count * group_sizes[group];

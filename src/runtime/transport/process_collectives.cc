@@ -112,7 +112,8 @@ class Rounds {
     size_t count = 0;
     for (int64_t used = 0; shard_ < shards_.size() && count < kTogether && used < room_;) {
       const Shard& shard = shards_[shard_];
-      const int64_t part = shard.part_count * info(shard.dtype).bytes;
+      const int64_t part = shard.end() * info(shard.dtype).bytes;
+      at_ = std::max(at_, shard.first * info(shard.dtype).bytes);
       const int64_t bytes = std::min(part - at_, room_ - used);
       portions_[count++] = {&shard, at_, bytes, used};
       used += (bytes + kFlatAlign - 1) / kFlatAlign * kFlatAlign;

@@ -47,9 +47,9 @@ void for_each_run(std::span<const Piece> pieces, int64_t begin, int64_t end, Vis
 
 // Clears the end of member k's part, past what is in the whole.
 inline void clear_rest(const Shard& shard, int64_t k) {
-  int64_t end = 0;
+  int64_t end = shard.first * info(shard.dtype).bytes;
   shard.for_each_run(k, [&](const Shard::Run& run) { end = run.part + run.bytes; });
-  const int64_t bytes = shard.part_count * info(shard.dtype).bytes;
+  const int64_t bytes = shard.end() * info(shard.dtype).bytes;
   if (end < bytes) std::memset(shard.part + end, 0, static_cast<size_t>(bytes - end));
 }
 inline int64_t bytes_of(std::span<const MessagePart> parts) {
@@ -64,7 +64,8 @@ inline bool are_alike(const Piece& a, const Piece& b) {
 }
 inline bool are_alike(const Shard& a, const Shard& b) {
   return a.dtype == b.dtype && a.count == b.count && a.part_count == b.part_count &&
-         a.stretches == b.stretches && a.mirrored == b.mirrored && a.blocks == b.blocks;
+         a.stretches == b.stretches && a.mirrored == b.mirrored && a.blocks == b.blocks &&
+         a.first == b.first && a.slice == b.slice;
 }
 inline bool are_alike(const Exchange& a, const Exchange& b) {
   return a.loops == b.loops && a.run == b.run && a.from_block == b.from_block &&
