@@ -25,7 +25,9 @@ class Const:  # an initializer instead of an input
         self.value = np.asarray(value)
 
 
-def number(x):
+def number(x):  # JSON has no infinity: a number that no f32 holds
+    if isinstance(x, np.floating) and np.isinf(x):
+        return 1e39 if x > 0 else -1e39
     return bool(x) if isinstance(x, np.bool_) else int(x) if isinstance(x, np.integer) else float(np.float32(x))
 
 
@@ -171,6 +173,18 @@ CASES = [
     case("Shape", [X], start=1), case("Size", [X]), case("Range", [Const(ints(2, shape=())), Const(ints(9, shape=())), Const(ints(3, shape=()))]),
     case("ConstantOfShape", [Const(ints(2, 3))]), case("Not", [X > 0]), case("And", [X > 0, X < 1]), case("Or", [X > 0, X < -0.5]), case("Xor", [X > 0, X < 1]), case("IsNaN", [X]),
     case("Dropout", [X]), case("CastLike", [X, ints(1)]),
+    # Windows of keys, before a query's own and after it; with keys of the past.
+    *[case("Attention", [*(floats(1, 2, 6, 4, seed=s) for s in (5, 3, 7))], opset=25, is_causal=c, left_window_size=l, right_window_size=r)
+      for c, l, r in ((1, 1, -1), (0, 2, 1), (0, -1, 0), (0, 0, 9), (1, 9, 9))],
+    case("Attention", [floats(1, 2, 3, 4), floats(1, 2, 3, 4, seed=3), floats(1, 2, 3, 4, seed=7), None, floats(1, 2, 4, 4, seed=2), floats(1, 2, 4, 4, seed=9)],
+         opset=25, outputs=3, is_causal=1, left_window_size=2),
+    # Exponents of another type than the base; labels of no class; a class of probability 0 whose label is ignored.
+    *[case("Pow", [ints(4, 9, 16), exponent(np.float32(e))]) for e in (0.5, 1.5, 2) for exponent in (Const, lambda e: np.full(3, e))],
+    case("Pow", [ints(4, 9, 16).astype(np.int32), floats(3, low=0.5)]), case("Pow", [floats(3, low=0.5), ints(1, 2, 3)]),
+    case("OneHot", [Const(ints(0, 5, -1, -4)), Const(ints(3, shape=())), Const(np.array([0, 1], np.float32))]),
+    *[case("SoftmaxCrossEntropyLoss", [np.where(np.arange(3) == 0, -np.inf, floats(4, 3)).astype(np.float32), ints(2, 0, 1, 1)], ignore_index=0, reduction=r)
+      for r in ("none", "sum", "mean")],
+    case("NegativeLogLikelihoodLoss", [np.where(np.arange(3) == 0, -np.inf, floats(4, 3)).astype(np.float32), ints(2, 0, 1, 1), floats(3, low=0.5)], ignore_index=0),
     *OLDER,
 ]
 print("[")

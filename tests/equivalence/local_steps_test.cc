@@ -419,6 +419,16 @@ TEST(LocalStepsNames, AreAnyNamesWithoutSites) {
                    "directives: [{replicate: {over: dp}}]\n",
                    "clip_norm: 1.0, optimizer: {sgd: {lr: 0.1}}", {});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
+  // One that is frozen has nothing to do with a trained one of the rest of its name.
+  const Result<Compiled> frozen =
+      compile_text("gpt",
+                   "piper: 1\nmesh: {dp: 2}\n"
+                   "parameters:\n  - rename: {from: 'model/h/0/**', to: 'site/0/h/**'}\n"
+                   "  - rename: {from: 'model/h/1/**', to: 'h/**'}\n"
+                   "  - freeze: 'model/h/0/**'\n"
+                   "directives: [{replicate: {over: dp}}]\n",
+                   "optimizer: {sgd: {lr: 0.1}}", {});
+  ASSERT_TRUE(frozen) << print_error(frozen.error());
 }
 
 TEST(LocalStepsNorms, OfOtherSitesAreFound) {
@@ -578,6 +588,39 @@ TEST_F(LocalStepsJobs, BatchesGrow) {
   for (const auto& one : {grown, switched, small}) ASSERT_EQ(one.first, 0) << one.second;
   EXPECT_TRUE(tensors_of("grown") == tensors_of("switched"));
   EXPECT_FALSE(tensors_of("grown") == tensors_of("stayed"));
+}
+
+// Parameters of a file begin all sites, as they do where the compiler reads them. What is exported
+// for others are the parameters that all sites have come to.
+TEST_F(LocalStepsJobs, BeginWithAndExportTheModelsParameters) {
+  const std::string train = "train: {global_batch: 12, optimizer: {adamw: {lr: 2e-3}}}\n",
+                    mesh = "mesh: {site: 2}\ndirectives:\n";
+  compile("plain", "", train);
+  const auto plain = run("plain", "--steps 3 --save " + path("plain.safetensors"));
+  ASSERT_EQ(plain.first, 0) << plain.second;
+  const std::string init = "--init " + path("plain.safetensors");
+  compile("random", mesh + local_steps(), train);
+  compile("begun", mesh + local_steps(), train, init);
+  const auto given = run("random", "--steps 4 " + init + " --checkpoint " + path("given")),
+             compiled = run("begun", "--steps 4 --checkpoint " + path("compiled")),
+             without = run("random", "--steps 4 --checkpoint " + path("without"));
+  for (const auto& one : {given, compiled, without}) ASSERT_EQ(one.first, 0) << one.second;
+  EXPECT_TRUE(tensors_of("given") == tensors_of("compiled"));
+  EXPECT_FALSE(tensors_of("given") == tensors_of("without"));
+
+  const auto exported =
+      run_shell(fmt::format("{}/bin/piper-checkpoint export {} {} 2>&1", PIPER_BINARY_DIR,
+                            path("given"), path("x.safetensors")));
+  ASSERT_EQ(exported.first, 0) << exported.second;
+  const auto wanted = read_safetensors(path("plain.safetensors")),
+             found = read_safetensors(path("x.safetensors"));
+  ASSERT_TRUE(wanted && found);
+  const auto names_of = [](const std::vector<NamedTensor>& tensors) {
+    std::set<std::string> names;
+    for (const NamedTensor& tensor : tensors) names.insert(tensor.name);
+    return names;
+  };
+  EXPECT_EQ(names_of(*found), names_of(*wanted));
 }
 
 // Tools say how often there is an outer update, and what it sends.

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
+#include <sstream>
 
 #include "piper/plan/verify.h"
 #include "sample_jobs.h"
@@ -319,7 +321,9 @@ TEST_F(Switch, ABatchGrowsByTheStrategy) {
       << compared.second;
   const auto refused = run("grows", "--steps 7" + switched("b24", 6));
   EXPECT_EQ(refused.first, 2);
-  EXPECT_NE(refused.second.find("--switch and further plans do not go together with it"), std::string::npos) << refused.second;
+  EXPECT_NE(refused.second.find("--switch and further plans do not go together with it"),
+            std::string::npos)
+      << refused.second;
 }
 
 // Formulas of the learning rate count the tokens that each stage has taken; 32 a sample.
@@ -361,6 +365,99 @@ TEST_F(Switch, RatesCountTheTokensOfABatchThatGrows) {
                "is not given"),
       std::string::npos)
       << why;
+}
+
+// Averages that a checkpoint lacks begin with the parameters that it has.
+TEST_F(Switch, AveragesBeginWithTheParametersOfABranch) {
+  const auto train = [](const char* more) {
+    return fmt::format("train: {{global_batch: 12, optimizer: {{adamw: {{lr: 2e-3}}}}{}}}\n", more);
+  };
+  compile("bare", "include: <ddp>\nparams: {dp: 2}\n", train(""));
+  compile("averaged", "include: <zero1>\nparams: {dp: 2}\n", train(", ema: {decay: 0.75}"));
+  const auto before = run("bare", "--steps 2 --checkpoint " + path("bare-2")),
+             after = run("averaged", "--steps 3 --branch " + path("bare-2") + " --checkpoint " +
+                                         path("averaged-3"));
+  for (const auto& one : {before, after}) ASSERT_EQ(one.first, 0) << one.second;
+  const auto first = tensors_of("bare-2"), next = tensors_of("averaged-3");
+  size_t averages = 0;
+  for (const auto& [name, bytes] : next) {
+    if (!name.ends_with(".ema")) continue;
+    ++averages;
+    const std::string param = name.substr(0, name.size() - 4);
+    for (size_t at = 0; at < bytes.size(); at += sizeof(float)) {
+      float average = 0, was = 0, is = 0;
+      std::memcpy(&average, bytes.data() + at, sizeof average);
+      std::memcpy(&was, first.at(param).data() + at, sizeof was);
+      std::memcpy(&is, next.at(param).data() + at, sizeof is);
+      ASSERT_NEAR(average, 0.75f * was + 0.25f * is, 1e-6) << name;
+    }
+  }
+  EXPECT_GT(averages, 0u);
+}
+
+// Weights of a mixture that change for samples which are consumed move its sources: this is said. A
+// phase from the next sample on moves none.
+TEST_F(Switch, SourcesThatDoNotGoOnWhereTheyWereAreNamed) {
+  std::ofstream(path("other.bin"), std::ios::binary) << read("text.bin");
+  const auto mix = [&](const char* weights, const std::string& phases) {
+    std::ofstream(path("mix.yaml")) << fmt::format(
+        "sources:\n  - {{name: web, files: text.bin, type: u8, weight: {}}}\n"
+        "  - {{name: code, files: other.bin, type: u8, weight: 0.5}}\n{}",
+        weights, phases);
+  };
+  const auto train = [&](const std::string& flags) {
+    return run_shell(fmt::format("{}/bin/piper-run {} --data {} --threads 1 {} 2>&1",
+                                 PIPER_BINARY_DIR, path("pp2dp2"), path("mix.yaml"), flags));
+  };
+  mix("0.5", "");
+  const auto begun = train("--steps 2 --checkpoint " + path("mixed"));
+  ASSERT_EQ(begun.first, 0) << begun.second;
+  const std::string on = "--steps 2 --accept data --resume " + path("mixed");
+  mix("0.25", "");
+  const auto moved = train(on);
+  EXPECT_EQ(moved.first, 0) << moved.second;
+  for (const char* line : {"source 'web' goes back by 4 samples, which come once more",
+                           "source 'code' leaves out 4 samples",
+                           "help: weights of a phase with 'from: 24' hold from here on"})
+    EXPECT_NE(moved.second.find(line), std::string::npos) << moved.second;
+  mix("0.5", "phases:\n  - {from: 24, weights: {web: 0.25, code: 0.5}}\n");
+  const auto kept = train(on);
+  EXPECT_EQ(kept.first, 0) << kept.second;
+  EXPECT_EQ(kept.second.find("source '"), std::string::npos) << kept.second;
+}
+
+// A skipped step counts in no stage: neither does the rate stand still at the begin of the next one
+// nor jump. The job counts them over all stages.
+TEST_F(Switch, SkippedStepsOfABatchThatGrowsCountNoTokens) {
+  compile(
+      "skips", kPipes,
+      fmt::format("train: {{{}, schedule: \"lr * max(1 - tokens / 65536, 0)\", global_batch: 24, "
+                  "rampup: [{{steps: 3, global_batch: 8}}, {{steps: 3, global_batch: 12}}]}}\n"
+                  "directives:\n  - precision: {{compute: f16, loss_scale: {{init_scale: 1e9}}}}\n",
+                  kAdam));
+  std::filesystem::remove(path("m.jsonl"));
+  const auto [code, output] = run("skips", "--steps 24 --metrics " + path("m.jsonl"));
+  ASSERT_EQ(code, 0) << output;
+  std::istringstream lines(read("m.jsonl"));
+  int updates = 0, skipped = 0, samples = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto number = [&](const std::string& key) {
+      const size_t at = line.find("\"" + key + "\":");
+      return at == line.npos ? -1 : std::strtod(line.c_str() + at + key.size() + 3, nullptr);
+    };
+    if (number("learning_rate") < 0) continue;
+    EXPECT_NEAR(number("learning_rate"), 0.01 * (1 - samples * 32 / 65536.0), 1e-8) << line;
+    if (line.find("\"skipped\":true") != line.npos) {
+      ++skipped;
+    } else {
+      samples += updates < 3 ? 8 : updates < 6 ? 12 : 24;
+      ++updates;
+    }
+    EXPECT_EQ(number("steps_skipped"), skipped) << line;
+  }
+  EXPECT_EQ(updates + skipped, 24);
+  EXPECT_GT(skipped, 4);  // in two stages
+  EXPECT_GT(updates, 7);
 }
 
 // Shares of samples are to one another in each stage as they are in the whole batch.

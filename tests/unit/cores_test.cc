@@ -1,4 +1,7 @@
 // The threads of a job are on the cores that it says they are on.
+
+#include "cores.h"
+
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>
@@ -185,17 +188,31 @@ TEST(FirstLine, SaysThatFastSumsAreInOrder) {
       << first_line(set);
 }
 
+// Sets variables of launchers for its life; those of others are not there.
+class Launched {
+ public:
+  using Variables = std::vector<std::pair<const char*, const char*>>;
+  explicit Launched(const Variables& variables) {
+    clear();
+    for (const auto& [name, value] : variables) setenv(name, value, 1);
+  }
+  ~Launched() { clear(); }
+
+ private:
+  static void clear() {
+    for (const char* const name :
+         {"OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALRANKID",
+          "MPI_LOCALNRANKS", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_LOCALID",
+          "SLURM_STEP_TASKS_PER_NODE"})
+      unsetenv(name);
+  }
+};
+
 // Launchers that start each other leave the variables of both: the inner one's count.
 TEST(DeviceNumber, IsWhatTheLauncherSaysOfTheProcess) {
-  using Variables = std::vector<std::pair<const char*, const char*>>;
-  const auto number = [](const Variables& variables, bool is_process = true) {
-    for (const char* const name :
-         {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK", "SLURM_LOCALID"})
-      unsetenv(name);
-    for (const auto& [name, value] : variables) setenv(name, value, 1);
-    const int64_t device = device_number({.place = 7, .is_process = is_process});
-    for (const auto& [name, value] : variables) unsetenv(name);
-    return device;
+  const auto number = [](const Launched::Variables& variables, bool is_process = true) {
+    const Launched launched(variables);
+    return device_number({.place = 7, .is_process = is_process});
   };
   EXPECT_EQ(number({}), 7);
   EXPECT_EQ(number({{"SLURM_LOCALID", "3"}}), 3);
@@ -207,6 +224,78 @@ TEST(DeviceNumber, IsWhatTheLauncherSaysOfTheProcess) {
   for (const char* const nothing : {"", "x", "-1", "3x"})
     EXPECT_EQ(number({{"LOCAL_RANK", nothing}, {"SLURM_LOCALID", "3"}}), 3) << nothing;
   EXPECT_EQ(number({{"SLURM_LOCALID", "0"}}, /*is_process=*/false), 7);
+}
+
+TEST(PlaceOnHost, HasAsManyRanksAsTheLauncherSays) {
+  const auto ranks = [](const Launched::Variables& variables) {
+    const Launched launched(variables);
+    const auto here = place_on_host();
+    return here ? here->ranks : -1;
+  };
+  EXPECT_EQ(ranks({}), -1);
+  EXPECT_EQ(ranks({{"LOCAL_RANK", "2"}}), 0);
+  EXPECT_EQ(ranks({{"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "8"}}), 8);
+  EXPECT_EQ(ranks({{"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}), 0);  // it contradicts itself
+  EXPECT_EQ(ranks({{"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "3"}}), 3);
+  const auto slurm = [&](const char* text) {
+    return ranks({{"SLURM_LOCALID", "0"}, {"SLURM_STEP_TASKS_PER_NODE", text}});
+  };
+  EXPECT_EQ(slurm("4"), 4);
+  EXPECT_EQ(slurm("4(x2)"), 4);
+  EXPECT_EQ(slurm("4(x2),3"), 0);
+  EXPECT_EQ(slurm("4,3"), 0);
+}
+
+// Of 16 ranks as many are on this host as it has cores: each has a core, whatever its rank is. The
+// cores are this thread's parent's, too, unless a launcher has bound this process.
+TEST_F(Cores, ARankThatIsAProcessSharesThemWithItsHostOnly) {
+  if (cores_of_thread(getppid()).size() != all_.size()) GTEST_SKIP() << "bound to some cores";
+  const auto count = std::ssize(all_);
+  const std::string size = std::to_string(count), last = std::to_string(count - 1);
+  const int64_t world = 2 * count;
+  {
+    const Launched launched({{"LOCAL_RANK", last.c_str()}, {"LOCAL_WORLD_SIZE", size.c_str()}});
+    const piper::Cores cores = cores_of_process({}, false, world - 1, world);
+    EXPECT_EQ(cores.threads, 1);
+    EXPECT_EQ(cores.pinned, std::vector<int>{all_.back()});
+    EXPECT_EQ(cores.place, count - 1);
+  }
+  {
+    const Launched launched({{"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
+    const piper::Cores cores = cores_of_process({}, false, world - 1, world);
+    EXPECT_EQ(cores.threads, count);
+    EXPECT_EQ(cores.pinned, all_);
+  }
+  {
+    const Launched launched({});
+    EXPECT_TRUE(cores_of_process({}, false, 0, count).pinned.empty());
+    EXPECT_EQ(cores_of_process({}, false, 0, 1).pinned, all_);
+  }
+}
+
+// mpirun binds each process to cores of its own: all of them compute.
+TEST_F(Cores, ARankHasAllThatItIsBoundTo) {
+  if (all_.size() < 4 || cores_of_thread(getppid()).size() != all_.size())
+    GTEST_SKIP() << "needs four cores, and a parent that has them";
+  const auto bind = [](std::span<const int> cores) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int core : cores) CPU_SET(core, &set);
+    ASSERT_EQ(sched_setaffinity(0, sizeof set, &set), 0);
+  };
+  const std::vector<int> half(all_.begin(), all_.begin() + std::ssize(all_) / 2);
+  bind(half);
+  {
+    const Launched launched({{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}});
+    EXPECT_EQ(cores_of_process({}, false, 1, 2).pinned, half);
+  }
+  {
+    const Launched launched({{"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}});  // two on each half
+    const piper::Cores cores = cores_of_process({}, false, 1, 4);
+    EXPECT_EQ(cores.threads, std::max<int64_t>(1, std::ssize(half) / 2));
+    EXPECT_TRUE(cores.pinned.empty());
+  }
+  bind(all_);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -576,6 +577,27 @@ TEST(Launchers, VariablesThatAreNoRanksAreErrors) {
   EXPECT_EQ(say({{"LOCAL_RANK", "?"}, {"WORLD_SIZE", "2"}}), said + "LOCAL_RANK=?" + no + "0 to 1");
   EXPECT_EQ(say({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}, {"RANK", "x"}}),
             "ok");  // mpirun's own come first
+}
+
+// A process that may open no more files says so.
+TEST(Tcp, SaysThatThereAreTooManyFiles) {
+  if (kThreadSanitizer) GTEST_SKIP() << "a fork with threads";
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit none{3, 3};
+    setrlimit(RLIMIT_NOFILE, &none);
+    const auto made = make_tcp_transport({1, 1}, 0, 2, "127.0.0.1:29871");
+    const std::string text = made ? "started" : print_error(made.error());
+    _exit(write(ends[1], text.data(), text.size()) < 0);
+  }
+  close(ends[1]);
+  char said[1024] = {};
+  EXPECT_GT(read(ends[0], said, sizeof said - 1), 0);
+  close(ends[0]);
+  waitpid(child, nullptr, 0);
+  EXPECT_NE(std::string(said).find("Too many open files"), std::string::npos) << said;
 }
 
 // ---- The same suite under mpirun ----------------------------------------------------------------

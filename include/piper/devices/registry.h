@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "piper/devices/backend.h"
 #include "piper/devices/program.h"
@@ -20,6 +21,14 @@ struct BackendOptions {
   // said of the rank.
   bool is_process = false;
 };
+// Holds what a launcher says of this process among those that it started on this host.
+struct HostPlace {
+  int64_t place = 0;  // 0 is the first
+  int64_t ranks = 0;  // how many processes there are; 0: the launcher does not say
+};
+// Reads the variables of mpirun, torchrun and srun; nothing if none of them is set.
+std::optional<HostPlace> place_on_host();
+
 // Returns the number of the device that a rank takes, modulo as many as there are: of a process its
 // number among those of its host, as mpirun, torchrun or srun says it; else the rank's place.
 int64_t device_number(const BackendOptions& options);

@@ -72,6 +72,7 @@ struct JobOptions {
   std::function<Status(int64_t step, int64_t done)> on_rollback;
   int64_t replay = 0;      // RankSource::replay
   int64_t first_step = 0;  // so many steps were done before this job: `steps` counts them
+  int64_t skipped = 0;     // of these, how many were skipped in this process
   const StateSource* states = nullptr;  // what the ranks' states begin with
   // Whether steps say their MFU: of what a rank's device can do, in FLOPs a second; 0: measured, on
   // a backend of the host.
@@ -143,6 +144,7 @@ struct JobResult {
   bool interrupted = false, reached_target = false;
   bool goes_on = false;  // JobOptions::on_end was called, on all ranks
   int64_t left_out = 0;  // steps of data that were taken and not trained on
+  int64_t skipped = 0;   // steps, with those that the options name
   // Why the job ended early with its training saved: a step was not finite. On all ranks; the
   // message is rank 0's.
   std::optional<Error> ended_by;

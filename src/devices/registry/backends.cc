@@ -29,13 +29,19 @@ Result<std::unique_ptr<Backend>> make_null(const BackendOptions&) {
   return std::unique_ptr<Backend>(make_null_backend());
 }
 
-// Returns the value of an environment variable if it is a whole number, at least 0.
-std::optional<int64_t> variable(const char* name) {
+// Returns the value of an environment variable if it is a whole number, at least 0, and nothing but
+// `rest` follows.
+std::optional<int64_t> variable(const char* name, bool (*rest)(std::string_view) = nullptr) {
   const char* const text = std::getenv(name);
   if (!text || *text < '0' || *text > '9') return std::nullopt;
   char* end = nullptr;
   const int64_t number = std::strtoll(text, &end, 10);
-  return *end == '\0' ? std::optional(number) : std::nullopt;
+  return *end == '\0' || (rest != nullptr && rest(end)) ? std::optional(number) : std::nullopt;
+}
+// Slurm writes "8(x2)" where two hosts have 8 tasks each, and a list where hosts have other
+// numbers.
+bool is_of_each_host(std::string_view rest) {
+  return rest.starts_with("(x") && rest.find(',') == rest.npos;
 }
 
 Result<std::unique_ptr<Backend>> make_cuda(const BackendOptions& options) {
@@ -105,12 +111,26 @@ bool is_target(const BackendKind& kind) { return kind.needs != nullptr; }
 // Asks launchers in the order in which piper/runtime/transport.h asks them for ranks. A launcher
 // that another one has started comes first: scripts of Slurm give SLURM_LOCALID=0 to all that their
 // mpirun or torchrun starts.
+std::optional<HostPlace> place_on_host() {
+  struct Variables {
+    const char *place, *ranks;
+  };
+  for (const Variables& names :
+       {Variables{"OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        Variables{"MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+        Variables{"LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+        Variables{"SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"}})
+    if (const auto place = variable(names.place)) {
+      const int64_t ranks = variable(names.ranks, is_of_each_host).value_or(0);
+      return HostPlace{*place, ranks > *place ? ranks : 0};
+    }
+  return std::nullopt;
+}
+
 int64_t device_number(const BackendOptions& options) {
   if (!options.is_process) return options.place;
-  for (const char* name :
-       {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK", "SLURM_LOCALID"})
-    if (const auto number = variable(name)) return *number;
-  return options.place;
+  const auto here = place_on_host();
+  return here ? here->place : options.place;
 }
 
 std::span<const BackendKind> backend_kinds() { return kKinds; }

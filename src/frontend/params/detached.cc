@@ -35,11 +35,11 @@ class Detached {
   std::vector<Arg> args_of(const Call& call) const;
   std::vector<Place> values_of(const DetachingCall& reader) const;
   bool reads_its_parameters(const DetachingCall& reader) const;
-  bool is(const Place& at, const Arg& arg) const;
+  bool stands_for(const Place& at, const Arg& arg) const;
   void leave_constants_out(const DetachingCall& reader, size_t values,
                            std::vector<Arg>& args) const;
-  Status find(const DetachingCall& reader);
-  std::set<std::string_view> trained_values() const;
+  Status find_detached_of(const DetachingCall& reader);
+  const std::set<std::string_view>& trained_values();
   bool find_only(const std::vector<Arg>& args, const std::vector<Place>& values);
   const ParamUse* param_at(const Place& at) const;
   const std::string& name_at(const Place& at) const {
@@ -52,6 +52,7 @@ class Detached {
   std::map<std::string_view, std::string> call_of_;  // that made a value
   std::set<std::string_view> calls_, inputs_;
   std::vector<DetachingCall> readers_;
+  std::optional<std::set<std::string_view>> trained_;  // when it is first asked for
   std::vector<Place> found_;
 };
 
@@ -75,10 +76,9 @@ Detached::Detached(const OnnxModel& model, const std::vector<SignatureInput>& si
 }
 
 const ParamUse* Detached::param_at(const Place& at) const {
-  const auto use =
-      std::find_if(recovery_.uses.begin(), recovery_.uses.end(),
-                   [&](const ParamUse& u) { return u.node == at.first && u.input == at.second; });
-  return use == recovery_.uses.end() ? nullptr : &*use;
+  const auto place_of = [](const ParamUse& use) { return Place(use.node, use.input); };
+  const auto use = std::ranges::lower_bound(recovery_.uses, at, {}, place_of);
+  return use == recovery_.uses.end() || place_of(*use) != at ? nullptr : &*use;
 }
 
 std::vector<Detached::Arg> Detached::args_of(const Call& call) const {
@@ -128,7 +128,7 @@ bool Detached::reads_its_parameters(const DetachingCall& reader) const {
   });
 }
 
-bool Detached::is(const Place& at, const Arg& arg) const {
+bool Detached::stands_for(const Place& at, const Arg& arg) const {
   const auto made = call_of_.find(name_at(at));
   if (made != call_of_.end()) return made->second == arg.name;
   return inputs_.count(name_at(at)) > 0 && placeholders_.count(arg.name) > 0;
@@ -147,8 +147,9 @@ void Detached::leave_constants_out(const DetachingCall& reader, size_t values,
 }
 
 // Returns the values from which a gradient would flow back.
-std::set<std::string_view> Detached::trained_values() const {
-  std::set<std::string_view> out;
+const std::set<std::string_view>& Detached::trained_values() {
+  if (trained_) return *trained_;
+  std::set<std::string_view>& out = trained_.emplace();
   for (size_t n = 0; n < model_.nodes.size(); ++n) {
     const OnnxNode& node = model_.nodes[n];
     bool carries = false;
@@ -164,12 +165,12 @@ std::set<std::string_view> Detached::trained_values() const {
 // Where one value alone of those that the call does not name has a gradient, that is the detached
 // one, if what else it names and the file has no more is among those without.
 bool Detached::find_only(const std::vector<Arg>& args, const std::vector<Place>& values) {
-  const std::set<std::string_view> trained = trained_values();
+  const std::set<std::string_view>& trained = trained_values();
   std::vector<Place> places;
   std::set<std::string_view> names, others;
   for (const Place& at : values) {
-    const bool named = std::any_of(args.begin(), args.end(),
-                                   [&](const Arg& arg) { return arg.known && is(at, arg); });
+    const bool named = std::any_of(
+        args.begin(), args.end(), [&](const Arg& arg) { return arg.known && stands_for(at, arg); });
     if (named) continue;
     if (!trained.count(name_at(at)) && !param_at(at)) {
       others.insert(name_at(at));
@@ -188,7 +189,7 @@ bool Detached::find_only(const std::vector<Arg>& args, const std::vector<Place>&
   return true;
 }
 
-Status Detached::find(const DetachingCall& reader) {
+Status Detached::find_detached_of(const DetachingCall& reader) {
   const Error unsure = fail("{}: some of its inputs are detached, and the file does not say which",
                             model_.nodes[reader.nodes[0]].label())
                            .with_note(export_help(model_));
@@ -198,13 +199,13 @@ Status Detached::find(const DetachingCall& reader) {
   bool all_known = true, all_read = reads_its_parameters(reader), in_order = true;
   for (const Arg& arg : args) {
     all_known = all_known && (arg.known || arg.detached);
-    all_read =
-        all_read && (!arg.known || std::any_of(values.begin(), values.end(),
-                                               [&](const Place& at) { return is(at, arg); }));
+    all_read = all_read &&
+               (!arg.known || std::any_of(values.begin(), values.end(),
+                                          [&](const Place& at) { return stands_for(at, arg); }));
   }
   in_order = values.size() == args.size();
   for (size_t i = 0; i < args.size() && in_order; ++i)
-    in_order = !args[i].known || is(values[i], args[i]);
+    in_order = !args[i].known || stands_for(values[i], args[i]);
   if (!all_read || (!all_known && !(in_order && reader.nodes.size() == 1))) {
     if (find_only(args, values)) return ok_status();
     return unsure;
@@ -218,7 +219,7 @@ Status Detached::find(const DetachingCall& reader) {
   const size_t before = found_.size();
   for (const Place& at : values)
     if (std::none_of(args.begin(), args.end(),
-                     [&](const Arg& arg) { return arg.known && is(at, arg); }))
+                     [&](const Arg& arg) { return arg.known && stands_for(at, arg); }))
       found_.push_back(at);
   // Else it is a constant that was detached, if there are fewer values than arguments.
   if (found_.size() == before && values.size() >= args.size()) return unsure;
@@ -233,7 +234,7 @@ Result<std::vector<Place>> Detached::run() {
     }
     const std::vector<Arg> args = args_of(reader.call);
     if (std::any_of(args.begin(), args.end(), [](const Arg& arg) { return arg.detached; }))
-      PIPER_TRY(find(reader));
+      PIPER_TRY(find_detached_of(reader));
   }
   std::sort(found_.begin(), found_.end());
   return std::move(found_);

@@ -95,6 +95,32 @@ Result<Heads> read_heads(RuleContext& c) {
   return h;
 }
 
+// Hides keys farther from a query's own than opset 25 says, before it and after it; -1: no bound.
+// The mask is a comparison, as causal_mask's is.
+Result<Val> windowed(RuleContext& c, Val scores, int64_t past, const Val& lowest) {
+  const int64_t left = c.integer("left_window_size", -1),
+                right = c.integer("right_window_size", -1);
+  if (left < -1 || right < -1) return c.error("a window of {} and {} keys", left, right);
+  const int64_t queries = scores.shape[2], keys = scores.shape[3];
+  if (right >= 0) {
+    const int64_t after = std::min(right, keys);
+    PIPER_ASSIGN(const Val mask, causal_mask(c, queries, keys, past + after));
+    PIPER_ASSIGN(scores, c.pointwise("Where", {mask, scores, lowest}));
+  }
+  if (left < 0) return scores;
+  const int64_t before = std::min(left, past + queries);
+  if (past + queries - before > keys)
+    return c.error("not supported: a window of {} keys that leaves queries without any", left);
+  std::vector<int64_t> first(static_cast<size_t>(queries));
+  std::iota(first.begin(), first.end(), past - before);
+  PIPER_ASSIGN(const Val rows, c.reshape(integers_val(first), {queries, 1}));
+  PIPER_ASSIGN(const Val columns, c.emit.count_to(keys));
+  const Val mask =
+      graph_val(c.emit.graph(),
+                c.emit.build().op1("GreaterOrEqual", {c.emit.id_of(columns), c.emit.id_of(rows)}));
+  return c.pointwise("Where", {mask, scores, lowest});
+}
+
 // Masks scores. `hidden`: the score of a key that a mask of booleans hides.
 Result<Val> masked(RuleContext& c, Val scores, int64_t past, double hidden) {
   const Val lowest = c.number(-std::numeric_limits<float>::infinity(), scores);
@@ -102,6 +128,7 @@ Result<Val> masked(RuleContext& c, Val scores, int64_t past, double hidden) {
     PIPER_ASSIGN(const Val mask, causal_mask(c, scores.shape[2], scores.shape[3], past));
     PIPER_ASSIGN(scores, c.pointwise("Where", {mask, scores, lowest}));
   }
+  PIPER_ASSIGN(scores, windowed(c, scores, past, lowest));
   if (!c.has(3)) return scores;
   if (c.in(3).dtype == DType::kBool)
     return c.pointwise("Where", {c.in(3), scores, c.number(hidden, scores)});

@@ -271,21 +271,17 @@ Result<Vals> one_hot(RuleContext& c) {
   const double number = read_number(c.in(1).data, c.in(1).dtype, 0);
   if (!(number >= 0 && number <= kMostListed)) return c.error("an impossible depth");
   const std::vector<int64_t> depth{static_cast<int64_t>(number)};
-  Val x = c.in(0);
-  if (info(x.dtype).is_float) {
-    PIPER_ASSIGN(x, c.pointwise("Cast", {x}, {{"to", std::string("i64")}}));
-  }
+  const Val& x = c.in(0);
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank() + 1));
   PIPER_ASSIGN(const Val classes, c.emit.count_to(depth[0]));
   Shape one = x.shape, row(x.rank() + 1, 1);
   one.insert(one.begin() + static_cast<int64_t>(axis), 1);
   row[axis] = depth[0];
-  PIPER_ASSIGN(Val labels, indices(c, x, depth[0]));
-  if (!labels.is_constant()) {  // counted from the end where negative
-    PIPER_ASSIGN(const Val below, c.pointwise("Less", {labels, integer_val(0)}));
-    PIPER_ASSIGN(const Val moved, c.pointwise("Add", {labels, integer_val(depth[0])}));
-    PIPER_ASSIGN(labels, c.pointwise("Where", {below, moved, labels}));
-  }
+  // Labels are counted from the end where they are negative. Those of no class hit none.
+  PIPER_ASSIGN(Val labels, c.cast(x, DType::kI64));
+  PIPER_ASSIGN(const Val below, c.pointwise("Less", {labels, integer_val(0)}));
+  PIPER_ASSIGN(const Val moved, c.pointwise("Add", {labels, integer_val(depth[0])}));
+  PIPER_ASSIGN(labels, c.pointwise("Where", {below, moved, labels}));
   PIPER_ASSIGN(const Val wide, c.reshape(labels, one));
   PIPER_ASSIGN(const Val names, c.reshape(classes, row));
   PIPER_ASSIGN(const Val hit, c.pointwise("Equal", {wide, names}));

@@ -129,8 +129,12 @@ Result<Val> picked(RuleContext& c, const Loss& loss, const Val& log_probabilitie
   PIPER_ASSIGN(y, c.reshape(y, safe.shape));
   PIPER_ASSIGN(y, c.pointwise("Neg", {y}));
   PIPER_ASSIGN(const Val weights, label_weights(c, loss, safe, y.dtype));
-  if (weights.present()) {
+  if (c.has(2)) {
     PIPER_ASSIGN(y, c.pointwise("Mul", {y, weights}));
+  }
+  if (loss.ignores) {  // class 0, taken in place of an ignored label, may have the probability 0
+    PIPER_ASSIGN(const Val ignored, is_ignored(c, loss));
+    PIPER_ASSIGN(y, c.pointwise("Where", {ignored, number_val(0, y.dtype), y}));
   }
   if (loss.smoothing > 0) {
     PIPER_ASSIGN(Val all, sums_over_classes(c, loss, scores));

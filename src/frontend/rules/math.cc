@@ -133,6 +133,21 @@ Result<Vals> sqrt(RuleContext& c) {
   return is_magnitude(c, c.in(0).id) ? single(c.root(c.in(0))) : same_unary(c);
 }
 
+// Returns x to the power of values of perhaps another type. Both are taken in a type that holds
+// them, and the result is of the base's.
+Result<Val> power_of_types(RuleContext& c, const Val& x, const Val& exponent) {
+  const auto bytes = [](const Val& one) { return info(one.dtype).bytes; };
+  DType in = x.dtype;
+  if (!info(x.dtype).is_float && info(exponent.dtype).is_float)
+    in = bytes(x) > 4 || bytes(exponent) > 4 ? DType::kF64 : DType::kF32;
+  else if (info(exponent.dtype).is_float && bytes(exponent) > bytes(x))
+    in = exponent.dtype;
+  PIPER_ASSIGN(const Val base, c.cast(x, in));
+  PIPER_ASSIGN(const Val power, c.cast(exponent, in));
+  PIPER_ASSIGN(const Val y, c.pointwise("Pow", {base, power}));
+  return c.cast(y, x.dtype);
+}
+
 Result<Vals> pow(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
   const Val& x = c.in(0);
@@ -149,9 +164,9 @@ Result<Vals> pow(RuleContext& c) {
   }
   if (exponent && scalar && *exponent > 0 && *exponent < 1 && is_magnitude(c, x.id))
     return single(c.power(x, *exponent));
-  if (exponent && scalar && *exponent == 0.5) return single(c.pointwise("Sqrt", {x}));
-  PIPER_ASSIGN(const Val power, c.cast(second, x.dtype));
-  return single(c.pointwise("Pow", {x, power}));
+  if (exponent && scalar && *exponent == 0.5 && info(x.dtype).is_float)
+    return single(c.pointwise("Sqrt", {x}));
+  return single(power_of_types(c, x, second));
 }
 
 // PyTorch's clamp passes it on, and its bounded activations do not: the call says which it was, or
@@ -237,7 +252,7 @@ Result<Vals> swish(RuleContext& c) {
 
 // Reads logarithms whose operand the exporters write out, so that it overflows or vanishes before
 // they are taken: log(sigmoid(x)) = -softplus(-x), log(1 + exp(a)) = softplus(a) and log(exp(a) +
-// exp(b)) = a + softplus(b - a).
+// exp(b)) = max(a, b) + softplus(-|a - b|).
 Result<Vals> log(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
   const auto of = [&](const Node* maker) {
@@ -257,9 +272,14 @@ Result<Vals> log(RuleContext& c) {
   if (!a || a->op != "Exp") return same_unary(c);
   if (b && b->op == "Exp") {
     const Val first = of(a), second = of(b);
+    PIPER_ASSIGN(const Val same, c.pointwise("Equal", {first, second}));  // infinities, too
     PIPER_ASSIGN(Val y, c.pointwise("Sub", {second, first}));
+    PIPER_ASSIGN(y, c.pointwise("Where", {same, c.number(0, y), y}));
+    PIPER_ASSIGN(y, c.pointwise("Abs", {y}));
+    PIPER_ASSIGN(y, c.pointwise("Neg", {y}));
     PIPER_ASSIGN(y, c.pointwise("Softplus", {y}));
-    return single(c.pointwise("Add", {first, y}));
+    PIPER_ASSIGN(const Val greater, c.pointwise("Max", {first, second}));
+    return single(c.pointwise("Add", {greater, y}));
   }
   const ValueId other = maker->inputs[c.emit.maker(maker->inputs[0]) == a ? 1 : 0];
   const Value& value = c.emit.graph().value(other);

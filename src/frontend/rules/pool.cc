@@ -163,8 +163,7 @@ Result<Val> powers(RuleContext& c, const Val& x, double p) {
 }
 Result<Val> root(RuleContext& c, const Val& x, double p) {
   if (p == 1) return x;
-  if (p == 2) return c.root(x);
-  return c.pointwise("Pow", {x, c.number(1 / p, x)});
+  return c.power(x, 1 / p);  // without a slope where all of a window is 0
 }
 Result<Vals> lp_pool(RuleContext& c) {
   PIPER_ASSIGN(const Windows w, windows(c));

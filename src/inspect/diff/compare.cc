@@ -8,7 +8,7 @@ namespace {
 
 struct SectionDef {
   std::string_view name;
-  void (*compare)(const SetMatch& match, DiffSection& section);
+  void (*compare)(const SetMatch& match, SectionChanges& section);
   bool has_measure = false;
 };
 // The most important first: what is trained, what it costs, how it is done.
@@ -39,7 +39,8 @@ constexpr auto kNames = [] {
 // What no section tells must not be called the same.
 void compare_rest(const SetMatch& match, Diff& diff) {
   if (!diff.same() || !match.notes.empty() || match.same_roles()) return;
-  DiffSection rest{"other", "role programs differ", {}, {}};
+  SectionChanges rest;
+  rest.name = "other", rest.summary = "role programs differ";
   add_text(rest, "", "role programs", std::string("those of before"),
            std::string("others, in what no section tells: places in memory, waits, labels"));
   diff.sections.push_back(std::move(rest));
@@ -92,7 +93,8 @@ Diff compare(const Summary& before, const Summary& after) {
   diff.notes = match.notes;
   for (const SectionDef& def : kSections) {
     if (!def.compare) continue;
-    DiffSection section{std::string(def.name), "", {}, {}};
+    SectionChanges section;
+    section.name = def.name;
     def.compare(match, section);
     if (!section.changes.empty()) diff.sections.push_back(std::move(section));
   }

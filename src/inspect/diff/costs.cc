@@ -65,7 +65,7 @@ std::string passes_text(const StageSummary& stage) {
 
 // Where the number of microbatches differs, so does all of one of them: then those of a step are
 // compared.
-void compare_stage(const SetMatch::StagePair& pair, DiffSection& section) {
+void compare_stage(const SetMatch::StagePair& pair, SectionChanges& section) {
   const StageSummary &before = *pair.before, &after = *pair.after;
   for (const StageField& field : kStageFields) {
     const bool of_step = field.of_micro && before.runs != after.runs;
@@ -82,7 +82,7 @@ void compare_stage(const SetMatch::StagePair& pair, DiffSection& section) {
 
 }  // namespace
 
-void compare_memory(const SetMatch& match, DiffSection& section) {
+void compare_memory(const SetMatch& match, SectionChanges& section) {
   struct Field {
     const char* what;
     int64_t RoleSummary::*bytes;
@@ -115,7 +115,7 @@ void compare_memory(const SetMatch& match, DiffSection& section) {
                                of(match.role_after(pair), bytes), DiffUnit::kBytes}});
 }
 
-void compare_target(const SetMatch& match, DiffSection& section) {
+void compare_target(const SetMatch& match, SectionChanges& section) {
   const auto value = [](const std::string& text) {
     return text.empty() ? DiffValue() : DiffValue(quote_control(text));
   };
@@ -126,7 +126,7 @@ void compare_target(const SetMatch& match, DiffSection& section) {
       was.target == is.target ? "algorithms are chosen otherwise" : "the devices differ";
 }
 
-void compare_flops(const SetMatch& match, DiffSection& section) {
+void compare_flops(const SetMatch& match, SectionChanges& section) {
   for (const DevicePair& pair : match.devices)
     add_numbers(section, match.where(pair), "a step",
                 perhaps(match.role_before(pair), &RoleSummary::flops),
@@ -137,7 +137,7 @@ void compare_flops(const SetMatch& match, DiffSection& section) {
 
 // Compares the times on a machine, where they have been simulated there; else those that the
 // compiler has simulated. Plans of too many instructions say nothing.
-void compare_time(const SetMatch& match, DiffSection& section) {
+void compare_time(const SetMatch& match, SectionChanges& section) {
   const auto &was = match.before.manifest.predictions, &is = match.after.manifest.predictions;
   const auto known = [&](const char* name) { return was.contains(name) && is.contains(name); };
   if (known("step_seconds") && known("machine_idle")) {
@@ -157,10 +157,10 @@ void compare_time(const SetMatch& match, DiffSection& section) {
   section.summary = measure_text("messages free, a step is as long as", *section.measure);
 }
 
-void compare_stages(const SetMatch& match, DiffSection& section) {
+void compare_stages(const SetMatch& match, SectionChanges& section) {
   size_t differ = 0;
   for (const SetMatch::StagePair& pair : match.stages()) {
-    DiffSection here;
+    SectionChanges here;
     if (!pair.before || !pair.after)
       add_text(here, pair.name(), pair.before ? "gone" : "added",
                pair.before ? DiffValue(stage_text(*pair.before)) : DiffValue(),
@@ -174,7 +174,7 @@ void compare_stages(const SetMatch& match, DiffSection& section) {
       fmt::format("{} of {} differ; of one microbatch:", differ, match.stages().size());
 }
 
-void compare_recompute(const SetMatch& match, DiffSection& section) {
+void compare_recompute(const SetMatch& match, SectionChanges& section) {
   DiffSection::Measure measure{0, 0, DiffUnit::kCount};
   for (const SetMatch::StagePair& pair : match.stages()) {
     const StageSummary none, &was = pair.before ? *pair.before : none,
@@ -188,7 +188,7 @@ void compare_recompute(const SetMatch& match, DiffSection& section) {
   section.summary = measure_text("ops of the stage with most:", measure);
 }
 
-void compare_offload(const SetMatch& match, DiffSection& section) {
+void compare_offload(const SetMatch& match, SectionChanges& section) {
   DiffSection::Measure measure{0, 0, DiffUnit::kBytes};
   for (const DevicePair& pair : match.devices) {
     double bytes[2] = {0, 0};
@@ -209,7 +209,7 @@ void compare_offload(const SetMatch& match, DiffSection& section) {
   section.summary = measure_text("of the device with most, a step:", measure);
 }
 
-void compare_versions(const SetMatch& match, DiffSection& section) {
+void compare_versions(const SetMatch& match, SectionChanges& section) {
   for (const DevicePair& pair : match.devices) {
     add_number(section, match.where(pair), "older versions of parameters",
                of(match.role_before(pair), &RoleSummary::versions),

@@ -71,15 +71,21 @@ struct StreamUse {
 };
 std::map<std::string, StreamUse> stream_uses(const Summary& set);
 
+// Holds a section while it is filled: its changes that are of places, by what changes and its
+// values.
+struct SectionChanges : DiffSection {
+  std::map<std::tuple<std::string, DiffValue, DiffValue>, size_t> by_value;
+};
+
 // Appends a change, or joins it with one that changes alike elsewhere.
-void add_change(DiffSection& section, Change change);
+void add_change(SectionChanges& section, Change change);
 // Adds a difference; nothing where both are equal.
-void add_number(DiffSection& section, std::string where, std::string what, double before,
+void add_number(SectionChanges& section, std::string where, std::string what, double before,
                 double after, DiffUnit unit);
 // Compares numbers of which one may be missing: a device that is gone costs nothing.
-void add_numbers(DiffSection& section, std::string where, std::string what,
+void add_numbers(SectionChanges& section, std::string where, std::string what,
                  std::optional<double> before, std::optional<double> after, DiffUnit unit);
-void add_text(DiffSection& section, std::string where, std::string what, DiffValue before,
+void add_text(SectionChanges& section, std::string where, std::string what, DiffValue before,
               DiffValue after);
 std::string value_text(const DiffValue& value, DiffUnit unit);
 // Returns whether a change is too small for a percentage of one decimal.
@@ -93,21 +99,21 @@ std::string measure_text(const char* what, const DiffSection::Measure& measure);
 std::string list_text(const std::vector<std::string>& names, size_t most);
 
 // Each fills the changes of one section.
-void compare_model(const SetMatch& match, DiffSection& section);
-void compare_train(const SetMatch& match, DiffSection& section);
-void compare_parameters(const SetMatch& match, DiffSection& section);
-void compare_target(const SetMatch& match, DiffSection& section);
-void compare_memory(const SetMatch& match, DiffSection& section);
-void compare_flops(const SetMatch& match, DiffSection& section);
-void compare_time(const SetMatch& match, DiffSection& section);
-void compare_placement(const SetMatch& match, DiffSection& section);
-void compare_stages(const SetMatch& match, DiffSection& section);
-void compare_order(const SetMatch& match, DiffSection& section);
-void compare_recompute(const SetMatch& match, DiffSection& section);
-void compare_offload(const SetMatch& match, DiffSection& section);
-void compare_versions(const SetMatch& match, DiffSection& section);
-void compare_collectives(const SetMatch& match, DiffSection& section);
-void compare_messages(const SetMatch& match, DiffSection& section);
-void compare_streams(const SetMatch& match, DiffSection& section);
+void compare_model(const SetMatch& match, SectionChanges& section);
+void compare_train(const SetMatch& match, SectionChanges& section);
+void compare_parameters(const SetMatch& match, SectionChanges& section);
+void compare_target(const SetMatch& match, SectionChanges& section);
+void compare_memory(const SetMatch& match, SectionChanges& section);
+void compare_flops(const SetMatch& match, SectionChanges& section);
+void compare_time(const SetMatch& match, SectionChanges& section);
+void compare_placement(const SetMatch& match, SectionChanges& section);
+void compare_stages(const SetMatch& match, SectionChanges& section);
+void compare_order(const SetMatch& match, SectionChanges& section);
+void compare_recompute(const SetMatch& match, SectionChanges& section);
+void compare_offload(const SetMatch& match, SectionChanges& section);
+void compare_versions(const SetMatch& match, SectionChanges& section);
+void compare_collectives(const SetMatch& match, SectionChanges& section);
+void compare_messages(const SetMatch& match, SectionChanges& section);
+void compare_streams(const SetMatch& match, SectionChanges& section);
 
 }  // namespace piper

@@ -26,7 +26,7 @@ std::string devices_text(const SetMatch& match, const StageSummary* stage, bool 
   return list_text(names, 60);
 }
 
-void compare_places(const SetMatch& match, DiffSection& section) {
+void compare_places(const SetMatch& match, SectionChanges& section) {
   for (const DevicePair& pair : match.devices) {
     if (pair.before < 0 || pair.after < 0) {
       const std::string where = match.where(pair);
@@ -115,7 +115,7 @@ std::string issue_text(InstructionKind kind, const std::string& over) {
   return to_string(kind) + (over.empty() ? "" : of + over);
 }
 
-void compare_issues(const SetMatch& match, const DevicePair& pair, DiffSection& section) {
+void compare_issues(const SetMatch& match, const DevicePair& pair, SectionChanges& section) {
   const auto was = issues_of(match, *match.role_before(pair), false);
   const auto is = issues_of(match, *match.role_after(pair), true);
   struct Moved {
@@ -145,7 +145,7 @@ void compare_issues(const SetMatch& match, const DevicePair& pair, DiffSection& 
 
 }  // namespace
 
-void compare_placement(const SetMatch& match, DiffSection& section) {
+void compare_placement(const SetMatch& match, SectionChanges& section) {
   add_text(section, "", "mesh", mesh_text(match.before, nullptr), mesh_text(match.after, &match));
   add_number(section, "", "ranks", double(match.before.ranks()), double(match.after.ranks()),
              DiffUnit::kCount);
@@ -168,7 +168,7 @@ void compare_placement(const SetMatch& match, DiffSection& section) {
     section.summary = plural(std::ssize(section.changes), "change");
 }
 
-void compare_order(const SetMatch& match, DiffSection& section) {
+void compare_order(const SetMatch& match, SectionChanges& section) {
   size_t differ = 0, first = SIZE_MAX;
   for (const DevicePair& pair : match.devices) {
     const RoleSummary *was = match.role_before(pair), *is = match.role_after(pair);

@@ -37,7 +37,7 @@ double bytes_of(const std::map<std::string, Count>& counts) {
   return bytes;
 }
 
-void compare_traffic(const SetMatch& match, bool collectives, DiffSection& section) {
+void compare_traffic(const SetMatch& match, bool collectives, SectionChanges& section) {
   DiffSection::Measure measure{0, 0, DiffUnit::kBytes};
   for (const DevicePair& pair : match.devices) {
     const auto was = counts_of(match, match.role_before(pair), false, collectives);
@@ -83,10 +83,10 @@ DiffValue limits_of(const std::map<std::string, StreamUse>& uses, const std::str
 
 }  // namespace
 
-void compare_collectives(const SetMatch& match, DiffSection& section) {
+void compare_collectives(const SetMatch& match, SectionChanges& section) {
   compare_traffic(match, true, section);
 }
-void compare_messages(const SetMatch& match, DiffSection& section) {
+void compare_messages(const SetMatch& match, SectionChanges& section) {
   compare_traffic(match, false, section);
 }
 
@@ -104,7 +104,7 @@ std::map<std::string, StreamUse> stream_uses(const Summary& set) {
   return uses;
 }
 
-void compare_streams(const SetMatch& match, DiffSection& section) {
+void compare_streams(const SetMatch& match, SectionChanges& section) {
   const auto was = stream_uses(match.before), is = stream_uses(match.after);
   auto old_streams = streams_by_kind(match, was, false);
   auto new_streams = streams_by_kind(match, is, true);

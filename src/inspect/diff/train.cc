@@ -50,8 +50,8 @@ bool is_trained(const ParameterSummary* parameter) {
 
 // Compares settings of the optimizer, for parameters that change alike; parameters are not named
 // where all of them change.
-void compare_updates(const SetMatch& match, DiffSection& section) {
-  DiffSection found;
+void compare_updates(const SetMatch& match, SectionChanges& section) {
+  SectionChanges found;
   size_t trained = 0;
   for (const ParameterPair& pair : parameter_pairs(match)) {
     if (!is_trained(pair.before) || !is_trained(pair.after)) continue;
@@ -97,7 +97,7 @@ std::pair<std::string, std::string> renamed_part(std::string was, std::string is
 }
 
 // Where a module is called otherwise, its parameters are.
-void compare_names(const std::vector<ParameterPair>& pairs, DiffSection& section) {
+void compare_names(const std::vector<ParameterPair>& pairs, SectionChanges& section) {
   std::map<std::pair<std::string, std::string>, size_t> counts;
   const auto is_renamed = [](const ParameterPair& pair) {
     return pair.before && pair.after && pair.before->name != pair.after->name;
@@ -134,7 +134,7 @@ DiffValue other_names(const ParameterSummary& parameter, const Summary& other) {
 
 // Compares a parameter that only one of the sets has; in the other it may be tied to another one.
 void compare_presence(const SetMatch& match, const std::string& name, const ParameterSummary* was,
-                      const ParameterSummary* is, DiffSection& section) {
+                      const ParameterSummary* is, SectionChanges& section) {
   for (const ParameterSummary& one : (was ? match.after : match.before).parameters)
     if (has_alias(one, name)) {
       const std::string own = "its own", tied = "tied to " + one.name;
@@ -147,7 +147,7 @@ void compare_presence(const SetMatch& match, const std::string& name, const Para
 
 }  // namespace
 
-void compare_model(const SetMatch& match, DiffSection& section) {
+void compare_model(const SetMatch& match, SectionChanges& section) {
   const Manifest &was = match.before.manifest, &is = match.after.manifest;
   const bool other_file = was.model_digest != is.model_digest && !match.same_model();
   if (other_file)
@@ -159,7 +159,7 @@ void compare_model(const SetMatch& match, DiffSection& section) {
   section.summary = other_file ? "the models differ" : "it begins with other values";
 }
 
-void compare_train(const SetMatch& match, DiffSection& section) {
+void compare_train(const SetMatch& match, SectionChanges& section) {
   compare_updates(match, section);
   const Settings &was = match.before.train, &is = match.after.train;
   for (const std::string& name : setting_names(was, is))
@@ -173,7 +173,7 @@ void compare_train(const SetMatch& match, DiffSection& section) {
   section.summary = list_text(names, 60);
 }
 
-void compare_parameters(const SetMatch& match, DiffSection& section) {
+void compare_parameters(const SetMatch& match, SectionChanges& section) {
   const std::vector<ParameterPair> pairs = parameter_pairs(match);
   compare_names(pairs, section);
   for (const ParameterPair& pair : pairs) {

@@ -4,17 +4,19 @@
 #include "match.h"
 
 namespace piper {
-void add_change(DiffSection& section, Change change) {
-  for (Change& known : section.changes)
-    if (known.what == change.what && known.before == change.before && known.after == change.after &&
-        !known.where.empty() && !change.where.empty()) {
-      known.where.push_back(std::move(change.where.front()));
+void add_change(SectionChanges& section, Change change) {
+  if (!change.where.empty()) {
+    const auto [known, is_new] = section.by_value.try_emplace(
+        {change.what, change.before, change.after}, section.changes.size());
+    if (!is_new) {
+      section.changes[known->second].where.push_back(std::move(change.where.front()));
       return;
     }
+  }
   section.changes.push_back(std::move(change));
 }
 
-void add_number(DiffSection& section, std::string where, std::string what, double before,
+void add_number(SectionChanges& section, std::string where, std::string what, double before,
                 double after, DiffUnit unit) {
   if (is_close(before, after)) return;
   Change change{{}, std::move(what), before, after, unit};
@@ -22,7 +24,7 @@ void add_number(DiffSection& section, std::string where, std::string what, doubl
   add_change(section, std::move(change));
 }
 
-void add_numbers(DiffSection& section, std::string where, std::string what,
+void add_numbers(SectionChanges& section, std::string where, std::string what,
                  std::optional<double> before, std::optional<double> after, DiffUnit unit) {
   const auto value = [](std::optional<double> number) {
     return number ? DiffValue(*number) : DiffValue();
@@ -34,7 +36,7 @@ void add_numbers(DiffSection& section, std::string where, std::string what,
                          std::move(what), value(before), value(after), unit});
 }
 
-void add_text(DiffSection& section, std::string where, std::string what, DiffValue before,
+void add_text(SectionChanges& section, std::string where, std::string what, DiffValue before,
               DiffValue after) {
   if (before == after) return;
   Change change{{}, std::move(what), std::move(before), std::move(after)};

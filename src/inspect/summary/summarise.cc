@@ -63,9 +63,25 @@ void merge(const StageSummary& from, StageSummary& to) {
   add_sorted(from.programs, to.programs);
 }
 
-// "stage=2" before "stage=10".
-bool is_before(const StageSummary& a, const StageSummary& b) {
-  return std::pair(a.name.size(), a.name) < std::pair(b.name.size(), b.name);
+// Compares texts with numbers in them by these: "stage=2 dir=10" before "stage=10 dir=2".
+bool is_before(std::string_view a, std::string_view b) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  // Returns what comes first, up to where digits begin or end.
+  const auto take = [&](std::string_view& text) {
+    size_t end = 1;
+    while (end < text.size() && is_digit(text[end]) == is_digit(text[0])) ++end;
+    const std::string_view part = text.substr(0, end);
+    text.remove_prefix(end);
+    return part;
+  };
+  while (!a.empty() && !b.empty()) {
+    const std::string_view one = take(a), other = take(b);
+    if (one == other) continue;
+    if (is_digit(one[0]) && is_digit(other[0]) && one.size() != other.size())
+      return one.size() < other.size();
+    return one < other;
+  }
+  return a.size() < b.size();
 }
 
 void add_stages(Summary& summary) {
@@ -77,7 +93,8 @@ void add_stages(Summary& summary) {
       merge(stage, summary.stages[found->second]);
       summary.stages[found->second].devices.push_back(static_cast<int32_t>(d));
     }
-  std::sort(summary.stages.begin(), summary.stages.end(), is_before);
+  std::ranges::sort(summary.stages,
+                    [](const auto& a, const auto& b) { return is_before(a.name, b.name); });
   for (StageSummary& stage : summary.stages) {
     const auto runs = static_cast<double>(std::max<int64_t>(stage.runs, 1));
     for (double StageSummary::*sum :

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "files.h"
+#include "piper/plan/sites.h"
 #include "piper/plan/trained_parts.h"
 #include "piper/plan/windows.h"
 
@@ -104,17 +105,26 @@ bool is_stored(const Tensor& tensor) {
 
 std::vector<std::string> names_of_state(const RoleProgram& role, const Tensor& tensor) {
   const Tensor& original = role.original(tensor);
-  if (original.param.empty()) return {name_of_whole(tensor, tensor.name)};
-  const std::string param = name_of_whole(original, original.param);
   std::vector<std::string> names;
+  const std::string param = name_of_whole(original, original.param);
+  if (original.param.empty()) names.push_back(name_of_whole(tensor, tensor.name));
   // What a checkpoint lacks begins as the next newer version that it has.
-  for (int32_t age = role.age(tensor); age > 0; --age)
+  for (int32_t age = original.param.empty() ? 0 : role.age(tensor); age > 0; --age)
     names.push_back(fmt::format(
         "{}{}.previous{}", param,
         role.newest(tensor).copy_of < 0 ? "" : fmt::format(".{}", info(tensor.type.dtype).name),
         age == 1 ? "" : std::to_string(age)));
-  names.push_back(param);
+  if (!original.param.empty()) names.push_back(param);
   for (const std::string& alias : original.aliases) names.push_back(name_of_whole(original, alias));
+  // A site of which there is nothing begins with what all sites have come to.
+  const bool has_sites = role.outer_every > 0 && !original.init.empty();
+  for (size_t n = 0, all = names.size(); has_sites && n < all; ++n)
+    if (const std::string_view outer = name_without_site(names[n]);
+        !outer.empty() && age_of_state(outer) == 0)
+      names.push_back(std::string(outer));
+  constexpr std::string_view kAverage = ".ema";  // of a parameter, as whose first values it begins
+  if (original.init.empty() && names[0].ends_with(kAverage))
+    names.push_back(names[0].substr(0, names[0].size() - kAverage.size()));
   return names;
 }
 

@@ -1,9 +1,9 @@
 // Computes facts of roles and programs that the rules often ask.
 #include <algorithm>
-#include <charconv>
 
 #include "model.h"
 #include "piper/plan/access.h"
+#include "piper/plan/sites.h"
 #include "sets.h"
 
 namespace piper {
@@ -13,26 +13,13 @@ namespace {
 // statistics of running statistics.
 constexpr std::string_view kGradient = ".grad", kStatistic = ".batch";
 
-// Returns NAME of "site.K.NAME", and sets `site`; empty: it is another name.
-std::string_view outer_name(std::string_view name, int32_t* site = nullptr) {
-  constexpr std::string_view kSite = "site.";
-  if (!name.starts_with(kSite)) return {};
-  name.remove_prefix(kSite.size());
-  const size_t digits = name.find_first_not_of("0123456789");
-  constexpr size_t kMostDigits = 7;
-  if (digits == 0 || digits > kMostDigits || name[digits] != '.') return {};
-  if (site != nullptr) std::from_chars(name.data(), name.data() + digits, *site);
-  return name.substr(digits + 1);
-}
-
 // Finds of which site each gradient is, where there are several.
-void find_sites(Model& model) {
-  model.site_of.assign(model.targets.size(), -1);
+void find_sites_of_gradients(Model& model) {
   bool several = false;
   int32_t first = -1;
   for (int32_t t = 0; t < static_cast<int32_t>(model.targets.size()); ++t) {
     int32_t& site = model.site_of[t];
-    if (!model.is_gradient[t] || outer_name(model.targets[t], &site).empty()) continue;
+    if (!model.is_gradient[t] || name_without_site(model.targets[t], &site).empty()) continue;
     if (first < 0) first = site;
     several = several || site != first;
   }
@@ -119,7 +106,7 @@ ProgramFacts facts_of(const Program& program) {
   return facts;
 }
 
-Status find_facts(const PlanSet& set, Model& model) {
+Status find_facts(const PlanSet& set, bool has_sites, Model& model) {
   model.facts.resize(set.roles.size());
   std::vector<Status> checked(set.roles.size(), ok_status());
   for_each(set.roles[0], set.roles.size(), [&](size_t r) {
@@ -149,11 +136,13 @@ Status find_facts(const PlanSet& set, Model& model) {
     if (param >= 0 && (model.is_gradient[t] || model.gradient_of[param] < 0))
       model.gradient_of[param] = t;
   }
-  find_sites(model);
-  // In an outer update a site's parameter becomes what the outer one becomes.
-  for (int32_t p = 0; p < static_cast<int32_t>(model.params.size()); ++p) {
+  model.site_of.assign(model.targets.size(), -1);
+  // In an outer update a site's parameter becomes what the outer one becomes. Without outer updates
+  // "site.0.weight" is a name as any other.
+  if (has_sites) find_sites_of_gradients(model);
+  for (int32_t p = 0; has_sites && p < static_cast<int32_t>(model.params.size()); ++p) {
     if (model.gradient_of[p] >= 0) continue;
-    const int32_t outer = model.params.find(outer_name(model.params[p]));
+    const int32_t outer = model.params.find(name_without_site(model.params[p]));
     if (outer >= 0) model.gradient_of[p] = model.gradient_of[outer];
   }
   model.master_of.assign(model.params.size(), -1);

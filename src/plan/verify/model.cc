@@ -39,7 +39,7 @@ std::vector<bool> find_free_axes(const PlanSet& set, std::vector<bool> free) {
 
 }  // namespace
 
-Result<Model> make_model(const PlanSet& set) {
+Result<Model> make_model(const PlanSet& set, bool has_sites) {
   if (set.roles.empty() || set.role_of_rank.empty())
     return fail("the plan set has no ranks").with_code(ExitCode::kPlan);
   for (const RoleProgram& role : set.roles)
@@ -60,7 +60,7 @@ Result<Model> make_model(const PlanSet& set) {
   for (int32_t role : set.role_of_rank)
     if (role < 0 || role >= static_cast<int32_t>(set.roles.size()))
       return fail("a rank has no role").with_code(ExitCode::kPlan);
-  PIPER_TRY(find_facts(set, model));
+  PIPER_TRY(find_facts(set, has_sites, model));
   model.alike_axis = find_alike_axes(set);
   model.free_axis = find_free_axes(set, model.alike_axis);
   model.followed = find_followed_axes(set);
@@ -300,9 +300,10 @@ Section make_steps(const Model& model, int32_t steps) {
 
 // Follows `steps` steps of the plan for one device. Null: it cannot be executed, which is reported
 // when that plan itself is verified.
-Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps, bool whole) {
+Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, bool has_sites, int32_t steps,
+                                              bool whole) {
   auto single = std::make_unique<Single>();
-  PIPER_ASSIGN(single->model, make_model(set));
+  PIPER_ASSIGN(single->model, make_model(set, has_sites));
   single->section = make_section(single->model, "body", {kBody});
   VerifyReport report;
   Findings findings(report);
@@ -346,10 +347,8 @@ struct Taken {
 };
 
 Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device, Taken taken) {
-  PIPER_ASSIGN(Model model, make_model(set));
+  PIPER_ASSIGN(Model model, make_model(set, taken.is_apart));
   model.trains = taken.trains, model.is_apart = taken.is_apart;
-  // Without outer updates "site.0.weight" is a name as any other.
-  if (!model.is_apart) model.site_of.assign(model.targets.size(), -1);
   const bool overlap = model.cells[0].role->steps_ahead > 0;
   const std::vector<int32_t> counts =
       overlap ? followed_steps(model.cells[0].role->steps_ahead) : std::vector<int32_t>{1};
@@ -357,8 +356,8 @@ Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device,
                                                        : 3);  // by section that runs
   for (size_t s = 0; one_device && s < singles.size(); ++s)
     if (overlap || s == 1) {
-      PIPER_ASSIGN(singles[s],
-                   follow_single(*one_device, overlap ? counts[s] : 1, model.followed != 0));
+      PIPER_ASSIGN(singles[s], follow_single(*one_device, taken.is_apart, overlap ? counts[s] : 1,
+                                             model.followed != 0));
     }
   const Single* single = singles[overlap ? 0 : 1].get();
   if (single) take_sums(model, single->effects);

@@ -110,7 +110,8 @@ struct Model {
 
   std::string who(int32_t cell) const;  // "rank 2", "ranks 2 and 3 more"
 };
-Result<Model> make_model(const PlanSet& set);
+// `has_sites`: an outer update brings sites together, so "site.K.NAME" is site K's NAME.
+Result<Model> make_model(const PlanSet& set, bool has_sites);
 // Returns whether a report of this name shows a sum over the step as it is.
 inline bool is_shown_sum(std::string_view report) { return report == "loss" || report == "weight"; }
 
@@ -244,7 +245,7 @@ void for_each(const RoleProgram& role, size_t count, const std::function<void(si
 uint32_t find_followed_axes(const PlanSet& set);
 uint32_t axes_of(const Group& group);  // a bit each
 // Fills facts, names and gradients. Roles must have passed check_role().
-Status find_facts(const PlanSet& set, Model& model);
+Status find_facts(const PlanSet& set, bool has_sites, Model& model);
 // Returns in how many runs a plan for one device sums the squares of each gradient; 0: it does not.
 int64_t runs_of_norm(const RoleProgram& role);
 

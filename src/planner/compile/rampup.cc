@@ -10,17 +10,23 @@ Status count_tokens(const Graph& graph, const CompileOptions& options, Strategy&
   if (stage == 0) return ok_status();
   if (graph.batch <= 0)
     return fail(strategy.rampup_at, "'rampup' needs a model with a batch of samples");
-  int64_t first = 0, samples = 0;
-  for (size_t k = 0; k < stage; ++k) {
-    first += strategy.rampup[k].steps;
-    samples += strategy.rampup[k].steps * strategy.rampup[k].global_batch;
+  // A step that is skipped does not count, so the first updates of a stage may be of numbers that
+  // belong to the stages before. Their tokens are those of such a number, in whichever stage it is.
+  const int64_t of_sample = tokens_of_step(graph) / graph.batch,
+                tokens = tokens_of_step(graph) * strategy.train.sites;
+  int64_t first = 0, of_step = strategy.rampup[0].global_batch * of_sample;
+  std::string counted = fmt::format("step {} *", of_step);
+  for (size_t k = 1; k <= stage; ++k) {
+    first += strategy.rampup[k - 1].steps;
+    const int64_t next = k < stage ? strategy.rampup[k].global_batch * of_sample : tokens;
+    counted += fmt::format(" step {} - 0 max {} * {}", first, std::abs(next - of_step),
+                           next < of_step ? "-" : "+");
+    of_step = next;
   }
-  const int64_t tokens = tokens_of_step(graph) * strategy.train.sites,
-                before = samples * (tokens_of_step(graph) / graph.batch);
   for (ParamGroup& group : strategy.train.groups) {
     std::vector<std::string> words = split_text(group.rate, ' ');
     for (std::string& word : words)
-      if (word == "tokens") word = fmt::format("step {} - 0 max {} * {} +", first, tokens, before);
+      if (word == "tokens") word = counted;
     group.rate = join(words, " ");
   }
   return ok_status();

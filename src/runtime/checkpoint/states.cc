@@ -1,7 +1,9 @@
 // Which states the plans of a set have, and what kind each is. Called when a job prepares its
 // checkpoints.
+#include <algorithm>
 #include <set>
 
+#include "piper/plan/sites.h"
 #include "piper/plan/trained_parts.h"
 #include "piper/runtime/checkpoint.h"
 
@@ -38,6 +40,12 @@ std::vector<CheckpointState> states_of(const PlanSet& set) {
           aliases.push_back(name_of_whole(role.original(tensor), alias));
       states.push_back({std::move(name), tensor.whole_type(), kind, std::move(aliases)});
     }
+  // What a site has of its own is not the model's: that is what all sites have come to.
+  const bool has_sites =
+      std::ranges::any_of(set.roles, [](const RoleProgram& role) { return role.outer_every > 0; });
+  for (CheckpointState& state : states)
+    if (has_sites && known.contains(std::string(name_without_site(state.name))))
+      state.kind = StateKind::kOptimizer, state.aliases.clear();
   for (NamedTensor& tensor : untouched_of(set))
     if (known.insert(tensor.name).second)
       states.push_back({std::move(tensor.name), std::move(tensor.type), StateKind::kBuffer, {}});

@@ -139,6 +139,8 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
       return usage("--profile has nothing to time");
     for (BatchSource* source : {loaded.data.get(), loaded.reference_data.get()})
       if (source != nullptr) PIPER_TRY(source->begin_at(start.step, start.samples));
+    if (speaks && loaded.data && !options.evaluate_only && start.samples > 0)
+      tell_moved_sources(start.reader->about(), *loaded.data);
   }
   PIPER_TRY(prepare_switches(options, loaded, speaks));
   return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start, speaks);
@@ -188,6 +190,7 @@ Result<JobResult> run_later(const RunOptions& options, Loaded& loaded, JobResult
   JobOptions& job = later.options.job;
   job.evaluation = std::move(evaluation);
   job.first_step = start->step;
+  job.skipped = first.skipped;
   job.states = later.switching.get();
   job.on_end = nullptr;
   job.on_loaded = [&later] { later.switching->forget(); };
@@ -215,9 +218,9 @@ Result<JobResult> run_steps(const RunOptions& options, Loaded& loaded, Transport
 }
 
 // Returns what is said before the first step. (Whoever does not read it hinders nothing.)
-std::string introduce(const RunOptions& options, const Loaded& loaded) {
+std::string introduce(const RunOptions& options, const Loaded& loaded, bool is_process) {
   const PlanSet& set = loaded.set;
-  std::string text = print_cores(options.job, set) + "\n";
+  std::string text = print_cores(options.job, set, is_process) + "\n";
   if (loaded.data) text += loaded.data->describe();
   if (options.evaluate_averages && !options.evaluate_only)
     text += fmt::format("evaluations are of the averages of {} parameters\n", count_averages(set));
@@ -244,7 +247,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
     PIPER_TRY(transport->control().agree({loaded.set.manifest.set_id, loaded.rank, loaded.world,
                                           loaded.set.directory, kernels_of(options.job),
                                           common_flags(options, loaded.data.get())}));
-  if (speaks) std::fputs(introduce(options, loaded).c_str(), stderr);
+  if (speaks) std::fputs(introduce(options, loaded, transport != nullptr).c_str(), stderr);
   PIPER_TRY(find_begin(options, loaded, transport == nullptr ? nullptr : &transport->control()));
   std::optional<Watchman> watchman;
   if (!options.job.recording.empty()) watchman.emplace();

@@ -2,6 +2,7 @@
 #include "cores.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -11,11 +12,12 @@
 namespace piper {
 namespace {
 
-std::vector<int> cores_here() {
+// Returns the cores on which a process may run; 0: this thread.
+std::vector<int> allowed_cores(pid_t process) {
   cpu_set_t set;
   CPU_ZERO(&set);
   std::vector<int> cores;
-  if (sched_getaffinity(0, sizeof set, &set) == 0)
+  if (sched_getaffinity(process, sizeof set, &set) == 0)
     for (int core = 0; core < CPU_SETSIZE; ++core)
       if (CPU_ISSET(core, &set)) cores.push_back(core);
   return cores;
@@ -39,7 +41,7 @@ bool can_overlap(const PlanSet& set) {
 }
 
 Cores cores_of(const JobOptions& options, bool can_overlap, int64_t place, int64_t ranks_here) {
-  const std::vector<int> all = cores_here();
+  const std::vector<int> all = allowed_cores(0);
   const auto count = static_cast<int64_t>(all.size());
   const int64_t share = count / std::max<int64_t>(ranks_here, 1);
   Cores cores;
@@ -54,6 +56,26 @@ Cores cores_of(const JobOptions& options, bool can_overlap, int64_t place, int64
   const auto first = all.begin() + place * wanted;
   cores.pinned.assign(first, first + cores.threads);
   if (cores.helper) cores.helper_core = first[cores.threads];
+  return cores;
+}
+
+// A launcher may bind each process to a part of the cores that it has itself: mpirun to one core or
+// one socket. Parts are taken to be of one size, so as many ranks share one as do not fit beside
+// it.
+Cores cores_of_process(const JobOptions& options, bool can_overlap, int64_t rank, int64_t world) {
+  const auto here = place_on_host();
+  const bool is_counted = here && here->ranks > 0;
+  const int64_t place = here ? here->place : rank, ranks = is_counted ? here->ranks : world;
+  const auto own = std::ssize(allowed_cores(0));
+  const auto all = std::max<int64_t>(own, std::ssize(allowed_cores(getppid())));
+  const int64_t sharing = std::max<int64_t>(1, (own * ranks + all - 1) / std::max<int64_t>(all, 1));
+  Cores cores =
+      cores_of(options, can_overlap, own == all ? place : 0, own == all ? ranks : sharing);
+  // Where others have these cores, too, it is not known which of them each takes.
+  const bool is_known = own == all ? is_counted || world == 1 : sharing == 1;
+  if (!is_known) cores.pinned.clear(), cores.helper_core = -1;
+  cores.place = place, cores.ranks = ranks;
+  cores.is_process = true;
   return cores;
 }
 
@@ -81,9 +103,10 @@ std::string other_sums(const BackendKind& kind, const PlanSet& set) {
 
 }  // namespace
 
-std::string print_cores(const JobOptions& options, const PlanSet& set) {
+std::string print_cores(const JobOptions& options, const PlanSet& set, bool is_process) {
   const int64_t ranks = set.world();
-  const Cores cores = cores_of(options, can_overlap(set), 0, ranks);
+  const Cores cores = is_process ? cores_of_process(options, can_overlap(set), 0, ranks)
+                                 : cores_of(options, can_overlap(set), 0, ranks);
   const auto kind = find_backend(options.backend);
   std::string more = kind && (*kind)->note ? ", " + (*kind)->note() : "";
   const std::string& target = set.roles[0].target;

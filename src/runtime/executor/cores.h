@@ -21,11 +21,15 @@ struct Cores {
 // Where the plans' streams have something to overlap (`can_overlap`), a rank has a helper if it is
 // asked for, or if a core is left: one that --threads leaves, or one of at least four.
 Cores cores_of(const JobOptions& options, bool can_overlap, int64_t place, int64_t ranks_here);
+// Of a rank that is this process. It shares the cores with as many as the launcher says that it has
+// started on this host, if they are not bound to cores of their own; with all ranks where it does
+// not say, and nothing is pinned then, for they may be elsewhere.
+Cores cores_of_process(const JobOptions& options, bool can_overlap, int64_t rank, int64_t world);
 bool can_overlap(const PlanSet& set);
 
 // "2 ranks with 1 thread each, pinned; cpu kernels for AVX3, table of products 1a2b3c4d, entry
 // 'any AVX3'"; "2 ranks with 3 threads and a helper each".
-std::string print_cores(const JobOptions& options, const PlanSet& set);
+std::string print_cores(const JobOptions& options, const PlanSet& set, bool is_process);
 
 // Returns what two ranks must have in common for equal bits: the backend, the kernels it chose, and
 // the table by which it cuts products. (Entries of one table may differ: no cut changes a bit.)

@@ -308,8 +308,7 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
                                 const PlanSet* reference, const BatchSource* reference_data,
                                 Transport& transport, const JobOptions& options, Backend* device) {
   Control& control = transport.control();
-  Cores cores = cores_of(options, can_overlap(set), control.rank(), control.world());
-  cores.is_process = true;
+  const Cores cores = cores_of_process(options, can_overlap(set), control.rank(), control.world());
   std::unique_ptr<Backend> backend;
   if (device == nullptr) {
     PIPER_ASSIGN(backend, backend_of(options, cores));

@@ -12,7 +12,11 @@ class NonFinite {
   // `can_keep`: steps do not overlap, so that there is a state without the step. `is_late`: the
   // next step is queued before this one is judged.
   NonFinite(const JobOptions& options, const BetweenSteps& between, bool can_keep, bool is_late)
-      : options_(options), between_(between), can_keep_(can_keep), is_late_(is_late) {}
+      : options_(options),
+        between_(between),
+        can_keep_(can_keep),
+        is_late_(is_late),
+        skipped_(options.skipped) {}
   enum class Verdict {
     kGoOn,
     kKeep,      // the job ends with the state before the step, and with the step that is queued
@@ -40,7 +44,7 @@ class NonFinite {
   const JobOptions& options_;
   const BetweenSteps& between_;
   const bool can_keep_, is_late_;
-  int64_t skipped_ = 0, in_a_row_ = 0, rollbacks_ = 0;
+  int64_t skipped_, in_a_row_ = 0, rollbacks_ = 0;
   bool disagrees_ = false;  // in the step that was judged last, some ranks made the update
 };
 

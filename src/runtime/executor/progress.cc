@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 namespace piper {
 
@@ -28,12 +29,16 @@ std::string print_left(double seconds) {
   return fmt::format("  {} d {} h left", minutes / 60 / 24, minutes / 60 % 24);
 }
 
+// A NaN's sign means nothing, but would be printed.
+double without_sign_of_nan(double number) { return std::isnan(number) ? std::abs(number) : number; }
+
 }  // namespace
 
 std::string print_progress(const StepMetrics& metrics, int64_t steps) {
   std::string text = fmt::format("step {}/{}", metrics.step + 1, steps);
-  if (metrics.loss) text += fmt::format("  loss {:.4f}", *metrics.loss);
-  if (metrics.grad_norm) text += fmt::format("  grad norm {:.3f}", *metrics.grad_norm);
+  if (metrics.loss) text += fmt::format("  loss {:.4f}", without_sign_of_nan(*metrics.loss));
+  if (metrics.grad_norm)
+    text += fmt::format("  grad norm {:.3f}", without_sign_of_nan(*metrics.grad_norm));
   if (metrics.learning_rate) text += fmt::format("  lr {:.3g}", *metrics.learning_rate);
   if (metrics.loss_scale) text += fmt::format("  loss scale {:.6g}", *metrics.loss_scale);
   if (metrics.skipped.value_or(0) != 0) text += "  skipped";

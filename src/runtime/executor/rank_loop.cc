@@ -439,6 +439,7 @@ Status Steps::run() {
   PIPER_TRY(evaluate_and_save_if_due(/*last=*/true));
   run_.result.goes_on = goes_on();
   run_.result.left_out = left_out_;
+  run_.result.skipped = guard_.skipped().value_or(run_.options.skipped);
   if (!run_.result.goes_on) PIPER_TRY(inject_fault("end", run_.control.rank(), begun_));
   if (run_.options.parameters && !run_.result.goes_on)
     run_.executor.states();  // what is read of them is there from here on

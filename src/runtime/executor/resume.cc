@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "holders.h"
+#include "piper/plan/sites.h"
 
 namespace piper {
 namespace {
@@ -37,6 +38,8 @@ struct Loading {
   std::set<std::string> free;
   std::vector<std::string> converted;  // loaded from another type
   std::vector<std::string> different;  // of another shape: sentences
+  std::set<std::string> states;        // of the plans, so far
+  std::set<std::string> taken;         // of the checkpoint, by these
 };
 
 // A parameter or buffer of the model may have any name.
@@ -45,9 +48,9 @@ bool is_loss_scale(const std::string& name) {
 }
 
 void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointReader& reader,
-               bool weights_only, std::set<std::string>& used, Loading& loading) {
+               bool weights_only, Loading& loading) {
   std::vector<std::string> names = names_of_state(role, tensor);
-  if (!used.insert(names[0]).second) return;
+  if (!loading.states.insert(names[0]).second) return;
   if (weights_only) names.erase(names.begin(), names.begin() + role.age(tensor));
   const auto has = [&](const std::string& name) { return reader.types().contains(name); };
   const auto found = std::find_if(names.begin(), names.end(), has);
@@ -59,7 +62,7 @@ void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointRe
       loading.free.insert(names[0]);
     return;
   }
-  used.insert(names.begin(), names.end());
+  loading.taken.insert(names.begin(), names.end());
   const TensorType& stored = reader.types().at(*found);
   if (stored.shape != tensor.whole_type().shape)
     loading.different.push_back(fmt::format("'{}' is {} in the checkpoint and {} in the plans",
@@ -68,7 +71,9 @@ void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointRe
   if (stored.dtype != tensor.type.dtype)
     loading.converted.push_back(fmt::format("{} ({} to {})", *found, info(stored.dtype).name,
                                             info(tensor.type.dtype).name));
-  if (tensor.previous_of >= 0 && found != names.begin())
+  const bool is_derived = tensor.previous_of >= 0 || names[0].ends_with(kAverage) ||
+                          name_without_site(names[0]) == *found;
+  if (is_derived && found != names.begin())
     loading.derived.push_back(names[0]);
   else
     ++loading.loaded;
@@ -76,14 +81,13 @@ void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointRe
 
 Loading compare_states(const PlanSet& set, const CheckpointReader& reader, bool weights_only) {
   Loading loading;
-  std::set<std::string> used;
   for (const RoleProgram& role : set.roles)
     for (const Tensor& tensor : role.tensors) {
-      if (is_stored(tensor)) add_state(role, tensor, reader, weights_only, used, loading);
+      if (is_stored(tensor)) add_state(role, tensor, reader, weights_only, loading);
     }
-  for (const NamedTensor& tensor : untouched_of(set)) used.insert(tensor.name);
+  for (const NamedTensor& tensor : untouched_of(set)) loading.taken.insert(tensor.name);
   for (const auto& [name, type] : reader.types())
-    if (!used.contains(name)) loading.ignored.push_back(name);
+    if (!loading.taken.contains(name)) loading.ignored.push_back(name);
   for (const CheckpointState& state : reader.about().states)
     if (state.kind == StateKind::kPrevious ||
         (state.kind == StateKind::kOptimizer && is_loss_scale(state.name)))
@@ -148,6 +152,11 @@ void tell_loading(const Start& start, const StartOptions& asked, const Loading& 
   list(loading.derived, "begin as their parameters do");
   list(loading.parameters, "parameters or buffers are not there, and keep the values of the plans");
   list(loading.fresh, "begin afresh");
+  if (!loading.fresh.empty() && !start.is_running && start.step > 0)
+    tell_user(
+        "the count of updates goes on: the learning rate, and what an optimizer corrects by it, "
+        "are "
+        "those of the step; --init begins it afresh");
   list(loading.ignored, "of the checkpoint are ignored");
 }
 
@@ -252,6 +261,26 @@ Status check_start(const RunOptions& options, const PlanSet& set, const Start& s
   if (asked.how != How::kInit) PIPER_TRY(check_settings(options, set, start, data, speaks));
   if (speaks) tell_loading(start, asked, loading);
   return ok_status();
+}
+
+void tell_moved_sources(const Checkpoint& about, const BatchSource& data) {
+  const auto now = data.consumed(about.step);
+  bool moved = false;
+  for (const auto& [name, before] : about.sources)
+    for (const auto& [other, count] : now) {
+      if (other != name || count == before) continue;
+      tell_user(count < before
+                    ? fmt::format("source '{}' goes back by {} samples, which come once more",
+                                  quote_control(name), before - count)
+                    : fmt::format("source '{}' leaves out {} samples", quote_control(name),
+                                  count - before));
+      moved = true;
+    }
+  if (moved)
+    tell_user(
+        fmt::format("help: weights of a phase with 'from: {}' hold from here on, and each "
+                    "source goes on where it was",
+                    about.samples));
 }
 
 // ---- What the job's own checkpoints say ---------------------------------------------------------

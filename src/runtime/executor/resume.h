@@ -66,6 +66,10 @@ Result<std::optional<Start>> find_start(const RunOptions& options, Control* cont
 Status check_start(const RunOptions& options, const PlanSet& set, const Start& start,
                    const BatchSource* data, bool speaks);
 
+// Tells the user of sources of data that do not go on where the checkpoint left them: their weights
+// in a mixture are others for samples that were consumed. `data` begins at the checkpoint's step.
+void tell_moved_sources(const Checkpoint& about, const BatchSource& data);
+
 // Completes what the options say of checkpoints: what all of them say alike, and from where samples
 // are counted. Error (kNumeric): it was started too often without a new checkpoint. Error (kUsage):
 // the plans' steps overlap and run on a GPU, which is not supported;

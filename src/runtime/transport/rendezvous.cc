@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -98,11 +97,6 @@ Result<std::unique_ptr<Rendezvous>> Rendezvous::open(const HostPort& at, int64_t
   if (!listener)
     return std::move(listener).error().with_note(
         "help: rank 0 listens there for the others; --rendezvous HOST:PORT names another port");
-  rlimit files{};  // each rank that comes takes one
-  if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
-    files.rlim_cur = files.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &files);
-  }
   try {
     return std::unique_ptr<Rendezvous>(
         new Rendezvous(*std::move(listener), at, world, port, timeout_s));

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -176,10 +177,18 @@ std::vector<Place> resolve(const HostPort& at, std::string& problem) {
 }
 
 Result<Socket> listen_on(uint16_t port) {
+  rlimit files{};  // each connection that comes takes one
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
   int problem = 0;
   for (const int family : {AF_INET6, AF_INET}) {
     Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!socket) continue;
+    if (!socket) {
+      problem = errno;
+      continue;
+    }
     set(socket.file(), SOL_SOCKET, SO_REUSEADDR, 1);
     if (family == AF_INET6) set(socket.file(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
     if (bind_any(socket.file(), family, port) && listen(socket.file(), SOMAXCONN) == 0)

@@ -132,7 +132,14 @@ void TcpWire::accept_lines() {
   };
   while (strangers() < kStrangers + static_cast<size_t>(Control::kFanOut)) {
     Socket socket = accept_from(listener_);
-    if (!socket) return;
+    if (!socket) {
+      const bool is_full =
+          errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+      if (is_full && lost_.empty())
+        lost_ = fmt::format("rank {} cannot take the connection of another rank: {}", rank_,
+                            std::strerror(errno));
+      return;
+    }
     read(add_line(std::move(socket), -1, false));
   }
 }
