@@ -24,7 +24,7 @@ struct SumRound {
   int64_t block = 0;
   bool fast = false;   // added up by the device's own library, not in rank order
   int64_t bucket = 0;  // of sums that are ready one after the other: messages hold at least so much
-  int64_t slice = 0;   // of what is not cut: messages hold at most so many bytes; 0: any size
+  int64_t slice = 0;   // messages hold at most so many bytes; 0: any size
   int32_t line = -1;   // which `replicate` entry it is of; -1: of none
   // Not the first one, and it cuts what those before it leave, as the first one may do.
   bool cuts = false;
