@@ -174,8 +174,9 @@ int main(int argc, char** argv) {
       "  piper-search model.onnx mine.yaml --cluster '<h100x8>' --sweep FILE.yaml",
       "piper-search");
   app.footer(
-      "\nChoices of --fix: pipeline, tensor, replicas, context, experts, microbatches (numbers), "
-      "schedule, memory (words), sequence, vocabulary, recompute, offload (yes or no).\n\nexit "
+      "\nChoices of --fix: pipeline, tensor, replicas, context, experts, microbatches, keep "
+      "(numbers), "
+      "schedule, memory, recompute (words), sequence, vocabulary, offload (yes or no).\n\nexit "
       "codes: 0 found, 2 wrong "
       "usage, 3 "
       "nothing fits, 1 or 4 the model or the strategy cannot be read, 12 the system refused");

@@ -194,7 +194,7 @@ TEST_F(SearchTest, WhatIsFixedStays) {
   EXPECT_EQ(
       message("colour=red"),
       "--fix: there is no choice 'colour'; there are pipeline, tensor, replicas, context, experts, "
-      "microbatches, schedule, memory, sequence, vocabulary, recompute, offload");
+      "microbatches, schedule, memory, sequence, vocabulary, recompute, keep, offload");
   EXPECT_EQ(message("schedule=2f2b"),
             "--fix schedule=2f2b: expected schedules/1f1b, schedules/interleaved-1f1b, "
             "schedules/zb-h1, schedules/zbv, schedules/dualpipev");
@@ -242,6 +242,26 @@ TEST_F(SearchTest, ContextsAndOffloadingAreTried) {
       std::ranges::count_if(all.tried, [](const Tried& one) { return one.choice.experts > 1; });
   EXPECT_GE(with_experts, 1);
   EXPECT_LE(with_experts, 2);
+}
+
+// Where layers that run again leave memory, some ops need not run again.
+TEST_F(SearchTest, ABudgetFillsTheMemory) {
+  const std::string fixed =
+      "pipeline=1,tensor=1,context=1,experts=1,memory=ddp,microbatches=1,recompute=";
+  const auto best_of = [&](const std::string& more, double memory) {
+    SearchOptions one = options(2, more);
+    one.memory = memory;
+    return found(one).tried.front();
+  };
+  const Tried all = best_of(fixed + "no", 0), layers = best_of(fixed + "recompute-by-layer", 0);
+  EXPECT_LT(all.step, layers.step);
+  const double memory = (all.peak_bytes + 2 * layers.peak_bytes) / 3;
+  const Tried best =
+      best_of("pipeline=1,tensor=1,context=1,experts=1,memory=ddp,microbatches=1", memory);
+  EXPECT_TRUE(best.fits());
+  EXPECT_GT(best.choice.keep, 0);
+  EXPECT_LT(best.step, layers.step);
+  EXPECT_GT(best.peak_bytes, layers.peak_bytes);
 }
 
 TEST_F(SearchTest, SpacesAreChecked) {

@@ -17,7 +17,9 @@ struct SearchChoice {
   int64_t pipeline = 1, tensor = 1, replicas = 1;  // ranks along each axis
   std::string schedule, memory;                    // names of the library
   int64_t microbatches = 1;
-  bool sequence = false, vocabulary = false, recompute = false;
+  bool sequence = false, vocabulary = false;
+  std::string recompute;  // a name of the library, "": nothing runs again
+  int64_t keep = 0;       // MiB that a stage keeps of a microbatch, of a way that has a budget
   int64_t context = 1, experts = 1;  // ranks along each axis
   std::string attention;             // how contexts in parts attend: a name of the library
   bool offload = false;
@@ -32,7 +34,9 @@ struct SearchSpace {
   std::string path;
   std::vector<std::string> schedules, memory;  // the first: of one stage, of one replica
   std::vector<std::string> context;            // ways to cut contexts; empty: none is tried
-  std::string experts, offload;                // "": none
+  std::vector<std::string> recompute;          // of one stage, of several; the others for any
+  std::string budget;                          // one with a budget; "": none
+  std::string experts, offload;                // likewise
   struct Begin {
     int64_t pipeline = 1, tensor = 1;  // tensor 0: the devices of a node
     std::string schedule, memory;

@@ -2,6 +2,7 @@
 #include "choices.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 
 #include "piper/base/yaml.h"
@@ -25,6 +26,8 @@ bool is_possible(const SearchSpace& space, const SearchChoice& choice, int64_t b
   if (choice.tensor == 1 && (choice.sequence || choice.vocabulary)) return false;
   if ((choice.context > 1) == choice.attention.empty()) return false;
   if (choice.experts > 1 && space.experts.empty()) return false;
+  const bool has_budget = !choice.recompute.empty() && choice.recompute == space.budget;
+  if (has_budget != (choice.keep > 0)) return false;
   // One stage needs again at once what it keeps.
   if (choice.offload && (space.offload.empty() || choice.pipeline == 1)) return false;
   // Experts have samples of their own, too.
@@ -39,6 +42,7 @@ bool is_possible(const SearchSpace& space, const SearchChoice& choice, int64_t b
 void settle(const SearchSpace& space, SearchChoice& choice) {
   if (choice.pipeline == 1) choice.schedule = space.schedules.front();
   if (choice.pipeline == 1) choice.offload = false;
+  if (choice.recompute.empty() || choice.recompute != space.budget) choice.keep = 0;
   if (choice.replicas == 1) choice.memory = space.memory.front();
   if (choice.tensor == 1) choice.sequence = choice.vocabulary = false;
   if (choice.context == 1) choice.attention.clear();
@@ -46,7 +50,34 @@ void settle(const SearchSpace& space, SearchChoice& choice) {
     choice.attention = space.context.front();
 }
 
-std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoice& of) {
+// Adds other ways to recompute. A budget begins with what is left of the memory, of which each
+// microbatch under way takes a part, and then goes up and down.
+template <class Add>
+void vary_recompute(const SearchSpace& space, const SearchChoice& of, double spare, Add add) {
+  SearchChoice choice = of;
+  choice.recompute.clear();
+  add(choice);
+  for (const std::string& way : space.recompute) {
+    choice.recompute = way;
+    add(choice);
+  }
+  if (space.budget.empty()) return;
+  choice = of;
+  choice.recompute = space.budget;
+  if (of.keep == 0) {
+    const auto under_way = static_cast<double>(std::min(of.pipeline, of.microbatches));
+    choice.keep = static_cast<int64_t>(spare / under_way / (int64_t{1} << 20));
+    if (choice.keep > 0) add(choice);
+    return;
+  }
+  for (const double times : {0.5, 0.8, 1.25, 2.0}) {
+    choice.keep = std::max<int64_t>(1, std::llround(static_cast<double>(of.keep) * times));
+    add(choice);
+  }
+}
+
+std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoice& of,
+                                     double spare) {
   std::vector<SearchChoice> all;
   const auto add = [&](SearchChoice choice) {
     settle(space, choice);
@@ -97,8 +128,9 @@ std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoic
     choice.attention = attention;
     add(choice);
   }
-  for (const auto flag : {&SearchChoice::sequence, &SearchChoice::vocabulary,
-                          &SearchChoice::recompute, &SearchChoice::offload}) {
+  vary_recompute(space, of, spare, add);
+  for (const auto flag :
+       {&SearchChoice::sequence, &SearchChoice::vocabulary, &SearchChoice::offload}) {
     SearchChoice choice = of;
     choice.*flag = !(choice.*flag);
     add(choice);
@@ -106,10 +138,12 @@ std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoic
   return all;
 }
 
-std::vector<SearchChoice> beginnings(const SearchSpace& space, int64_t ranks, int64_t of_node) {
+std::vector<SearchChoice> beginnings(const SearchSpace& space, int64_t ranks, int64_t of_node,
+                                     int64_t batch) {
   std::vector<SearchChoice> all;
-  for (const bool recompute : {false, true})
+  for (const bool recomputes : {false, true})
     for (const SearchSpace::Begin& begin : space.begin) {
+      if (recomputes && space.recompute.empty()) continue;
       if (ranks % begin.pipeline != 0) continue;
       const int64_t tensor =
           begin.tensor > 0 ? begin.tensor : std::min(ranks / begin.pipeline, of_node);
@@ -121,10 +155,20 @@ std::vector<SearchChoice> beginnings(const SearchSpace& space, int64_t ranks, in
                           .memory = begin.memory,
                           .microbatches = begin.pipeline > 1 ? 4 * begin.pipeline : 1,
                           .vocabulary = tensor > 1,
-                          .recompute = recompute,
+                          .recompute = {},
                           .attention = {}};
+      // With several stages, each keeps its inputs; one stage keeps those of its layers.
+      if (recomputes)
+        choice.recompute = begin.pipeline > 1 ? space.recompute.back() : space.recompute.front();
       settle(space, choice);
-      if (std::find(all.begin(), all.end(), choice) == all.end()) all.push_back(std::move(choice));
+      const auto add = [&] {
+        if (std::find(all.begin(), all.end(), choice) == all.end()) all.push_back(choice);
+      };
+      add();
+      // The most that memory allows, and the least: one sample at a time.
+      if (begin.pipeline > 1 || batch % choice.replicas != 0) continue;
+      choice.microbatches = std::max<int64_t>(batch / choice.replicas, 1);
+      add();
     }
   return all;
 }
@@ -141,7 +185,7 @@ std::string text_of(const SearchSpace& space, const SearchChoice& choice, const 
   std::ranges::move(names_of(space, choice), std::back_inserter(names));
   if (choice.tensor > 1) names.emplace_back(choice.sequence ? "tensor/sequence" : "tensor/tensor");
   if (choice.vocabulary) names.emplace_back("tensor/vocabulary");
-  if (choice.recompute) names.emplace_back("memory/recompute");
+  if (!choice.recompute.empty()) names.push_back(choice.recompute);
   if (choice.offload) names.push_back(space.offload);
   std::string includes = yaml::in_quotes(base);
   for (const std::string& name : names) includes += fmt::format(", <{}>", name);
@@ -150,6 +194,7 @@ std::string text_of(const SearchSpace& space, const SearchChoice& choice, const 
   for (const auto& [name, ranks] :
        {std::pair("ep", choice.experts), {"cp", choice.context}, {"tp", choice.tensor}})
     if (ranks > 1) params += fmt::format(", {}: {}", name, ranks);
+  if (choice.keep > 0) params += fmt::format(", keep: {}", choice.keep);
   return fmt::format("piper: 1\ninclude: [{}]\nparams: {{{}}}\n", includes, params);
 }
 

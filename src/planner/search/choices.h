@@ -9,10 +9,13 @@ namespace piper::choices {
 bool is_possible(const SearchSpace& space, const SearchChoice& choice, int64_t batch);
 // Gives choices of axes of size 1 their only value.
 void settle(const SearchSpace& space, SearchChoice& choice);
-// Returns what differs in one choice, each once.
-std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoice& of);
-// Returns what the space begins with. `of_node`: devices of a node.
-std::vector<SearchChoice> beginnings(const SearchSpace& space, int64_t ranks, int64_t of_node);
+// Returns what differs in one choice, each once. `spare`: bytes that are left of a device's memory.
+std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoice& of,
+                                     double spare);
+// Returns what the space begins with. `of_node`: devices of a node; `batch`: samples of a step, 0:
+// not known.
+std::vector<SearchChoice> beginnings(const SearchSpace& space, int64_t ranks, int64_t of_node,
+                                     int64_t batch);
 // Returns the names of the library that the choice includes, and for which a model may have
 // nothing.
 std::vector<std::string> names_of(const SearchSpace& space, const SearchChoice& choice);

@@ -36,7 +36,8 @@ std::string describe(const SearchChoice& choice) {
     words.push_back(fmt::format("replicas {} ({})", choice.replicas, last(choice.memory)));
   words.push_back(
       fmt::format("{} microbatch{}", choice.microbatches, choice.microbatches == 1 ? "" : "es"));
-  if (choice.recompute) words.push_back("recompute");
+  if (!choice.recompute.empty()) words.push_back(last(choice.recompute));
+  if (choice.keep > 0) words.back() += fmt::format(" ({} MiB)", choice.keep);
   if (choice.offload) words.push_back("offload");
   return join(words, ", ");
 }

@@ -16,6 +16,8 @@ namespace {
 
 using namespace choices;  // NOLINT: this room's own
 
+constexpr const char* kNone = "no";
+
 // Names a choice for --fix, and sets it.
 struct Knob {
   std::string_view name;
@@ -33,7 +35,8 @@ constexpr Knob kKnobs[] = {{"pipeline", &SearchChoice::pipeline},
                            {"memory", nullptr, &SearchChoice::memory},
                            {"sequence", nullptr, nullptr, &SearchChoice::sequence},
                            {"vocabulary", nullptr, nullptr, &SearchChoice::vocabulary},
-                           {"recompute", nullptr, nullptr, &SearchChoice::recompute},
+                           {"recompute", nullptr, &SearchChoice::recompute},
+                           {"keep", &SearchChoice::keep},
                            {"offload", nullptr, nullptr, &SearchChoice::offload}};
 
 class Search {
@@ -50,7 +53,7 @@ class Search {
     PIPER_TRY(read_fixed());
     PIPER_TRY(read_batch());
     for (const SearchChoice& start :
-         beginnings(options_.space, ranks_, options_.cluster.nodes.front().devices))
+         beginnings(options_.space, ranks_, options_.cluster.nodes.front().devices, batch_))
       try_one(fixed(start));
     if (!any_compiles())  // the usual numbers do not divide these devices
       for (const SearchChoice& start : all_meshes()) try_one(fixed(start));
@@ -86,8 +89,18 @@ class Search {
     }
     return ok_status();
   }
+  std::vector<std::string> words_of(const Knob& knob) const {
+    const SearchSpace& space = options_.space;
+    if (knob.word == &SearchChoice::schedule) return space.schedules;
+    if (knob.word == &SearchChoice::memory) return space.memory;
+    std::vector<std::string> words{kNone};
+    words.insert(words.end(), space.recompute.begin(), space.recompute.end());
+    if (!space.budget.empty()) words.push_back(space.budget);
+    return words;
+  }
   Status read_value(const Knob& knob, const std::string& value) {
-    constexpr int64_t kMostMicrobatches = 4096;  // as many as a plan may have
+    constexpr int64_t kMostMicrobatches = 4096;      // as many as a plan may have
+    constexpr int64_t kMostKept = int64_t{1} << 30;  // MiB
     const auto wrong = [&](const std::string& wanted) {
       return fail("--fix {}={}: expected {}", knob.name, quote_control(value), wanted)
           .with_code(ExitCode::kUsage);
@@ -97,19 +110,19 @@ class Search {
       const auto read = std::from_chars(value.data(), value.data() + value.size(), number);
       if (read.ec != std::errc() || read.ptr != value.data() + value.size() || number < 1)
         return wrong("a whole number from 1 on");
-      const int64_t most =
-          knob.number == &SearchChoice::microbatches ? kMostMicrobatches : options_.cluster.size();
+      const int64_t most = knob.number == &SearchChoice::microbatches ? kMostMicrobatches
+                           : knob.number == &SearchChoice::keep       ? kMostKept
+                                                                      : options_.cluster.size();
       if (number > most) return wrong(fmt::format("at most {}", most));
       values_.*knob.number = number;
     } else if (knob.word) {
-      const bool schedule = knob.word == &SearchChoice::schedule;
-      const auto& known = schedule ? options_.space.schedules : options_.space.memory;
+      const std::vector<std::string> known = words_of(knob);
       // A name may stand without its folder.
       const auto named = std::find_if(known.begin(), known.end(), [&](const std::string& name) {
         return name == value || name.substr(name.rfind('/') + 1) == value;
       });
       if (named == known.end()) return wrong(join(known, ", "));
-      values_.*knob.word = *named;
+      values_.*knob.word = *named == kNone ? "" : *named;
     } else {
       if (value != "yes" && value != "no") return wrong("yes or no");
       values_.*knob.flag = value == "yes";
@@ -206,7 +219,7 @@ class Search {
     // The first refusal may be the answer, with all that there is to say of it.
     PIPER_ASSIGN(const Outcome outcome, evaluator_.run(tried.text, refusal_.has_value()));
     take(outcome, options_, tried);
-    if (!tried.choice.recompute && outcome.products > 0)
+    if (tried.choice.recompute.empty() && outcome.products > 0)
       bound_ = bound_ > 0 ? std::min(bound_, outcome.products) : outcome.products;
     return ok_status();
   }
@@ -261,7 +274,10 @@ class Search {
   void climb_from(size_t at) {
     for (;;) {
       size_t best = at;
-      for (const SearchChoice& next : neighbours(options_.space, SearchChoice(tried_[at].choice))) {
+      const Tried& here = tried_[at];
+      const double spare = here.memory > 0 ? here.memory - here.peak_bytes : 0;
+      for (const SearchChoice& next :
+           neighbours(options_.space, SearchChoice(here.choice), spare)) {
         try_one(next);
         const auto known = known_.find(next);
         if (known != known_.end() && is_better(tried_[known->second], tried_[best]))

@@ -48,9 +48,9 @@ Result<SearchSpace::Begin> read_begin(const Node& node, const SearchSpace& space
 }
 
 Result<SearchSpace> read_root(const Node& root, const std::string& path) {
-  PIPER_TRY(
-      check_keys(root, "the space",
-                 {"piper_space", "schedules", "memory", "context", "experts", "offload", "begin"}));
+  PIPER_TRY(check_keys(root, "the space",
+                       {"piper_space", "schedules", "memory", "recompute", "budget", "context",
+                        "experts", "offload", "begin"}));
   const yaml::Entry* version = root.find("piper_space");
   if (!version || version->value.text != "1")
     return fail(version ? version->value.at : root.at,
@@ -58,11 +58,14 @@ Result<SearchSpace> read_root(const Node& root, const std::string& path) {
   SearchSpace space{.path = path};
   PIPER_ASSIGN(space.schedules, read_names(root, "schedules"));
   PIPER_ASSIGN(space.memory, read_names(root, "memory"));
-  if (root.find("context")) {
-    PIPER_ASSIGN(space.context, read_names(root, "context"));
-  }
-  for (const auto& [key, name] :
-       {std::pair("experts", &space.experts), {"offload", &space.offload}})
+  for (const auto& [key, names] :
+       {std::pair("context", &space.context), {"recompute", &space.recompute}})
+    if (root.find(key)) {
+      PIPER_ASSIGN(*names, read_names(root, key));
+    }
+  for (const auto& [key, name] : {std::pair("experts", &space.experts),
+                                  {"offload", &space.offload},
+                                  {"budget", &space.budget}})
     if (const yaml::Entry* entry = root.find(key)) {
       if (!entry->value.is(Node::Kind::kScalar))
         return fail(entry->value.at, "'{}' must be a name of the library, not {}", key,
