@@ -405,6 +405,17 @@ class HostDrawn(nn.Module):
         return (self.fc(x) * (number if self.kind in ("numpy", "own") else 1)).square().mean()
 
 
+class Clamped(nn.Module):
+    """Bounds that are tensors and equal what they bound."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.0, 1, 1, -1, 1, 0]))
+
+    def forward(self, x):
+        return (x * self.weight.clamp(self.weight.roll(1), max=self.weight.roll(2)).clip(min=-2)).square().mean()
+
+
 @torch.jit.script
 def dropped_out_of_sight(x):
     return F.dropout(x, 0.5, True)
@@ -694,6 +705,7 @@ def main():
         assert_instance_norms_have_either()
         for case in range(12):
             assert_ctc_is_that_of_torch(case)
+        cases.append((said(Clamped(), (torch.randn(4, 6),), path), ["is one of PyTorch: loss"]))
         for batch in ("auto", None):  # None: the batch is that of the example
             cases.append((said(Strides(), (torch.randn(4, 4, 3),), path, batch=batch), ["is one of PyTorch: loss"]))
         several = torch.randn(4, 4), torch.tensor([[0, 2, -1], [1, -1, 0], [-1, -1, -1], [2, 1, 0]])

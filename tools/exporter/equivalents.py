@@ -18,6 +18,16 @@ def attention_of_four_dims(attention, bound):
     return attention(**bound).unflatten(0, lead)
 
 
+def clamp(input, min=None, max=None, **others):
+    """The elements within bounds that are tensors, which torch.onnx writes as Max and Min: these share the gradient of equal ones."""
+    if not any(isinstance(bound, torch.Tensor) for bound in (min, max)):
+        return torch.clamp(input, min, max, **others)
+    for bound, is_beyond in (min, torch.lt), (max, torch.gt):
+        if bound is not None:
+            input = torch.where(is_beyond(input, bound), bound, input)
+    return input
+
+
 def distances(x1, x2, p=2.0, compute_mode=None):
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), ord=p, dim=-1)
 
@@ -263,7 +273,7 @@ EQUIVALENTS = {
     "__and__": bits_and, "__lshift__": shifted_left, "__or__": bits_or, "__rlshift__": lambda input, other: shifted_left(other, input),
     "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "as_strided": as_strided,
     "bitwise_and": bits_and, "bitwise_left_shift": shifted_left, "bitwise_or": bits_or, "bitwise_right_shift": shifted_right,
-    "cdist": distances, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cumprod": cumulated_product, "inverse": inverse,
+    "cdist": distances, "clamp": clamp, "clip": clamp, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cumprod": cumulated_product, "inverse": inverse,
     "kthvalue": kth_value, "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_solve": solve, "masked_scatter": masked_scatter, "masked_select": masked_select,
     "matrix_exp": matrix_exp, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within,
 }
