@@ -59,6 +59,12 @@ def lp_pool(x, h, w, p):
     return (y.sum(0) ** (1 / p)).astype(np.float32)
 
 
+def attended(q, k, v, scale):
+    scores = scale * (q @ k.swapaxes(2, 3))
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True) @ v).astype(np.float32)
+
+
 def scattered(x, places, values):
     out = x.copy()
     for k, place in enumerate(places):
@@ -178,6 +184,8 @@ CASES = [
       for c, l, r in ((1, 1, -1), (0, 2, 1), (0, -1, 0), (0, 0, 9), (1, 9, 9))],
     case("Attention", [floats(1, 2, 3, 4), floats(1, 2, 3, 4, seed=3), floats(1, 2, 3, 4, seed=7), None, floats(1, 2, 4, 4, seed=2), floats(1, 2, 4, 4, seed=9)],
          opset=25, outputs=3, is_causal=1, left_window_size=2),
+    # A scale below zero, of which the evaluator takes the root.
+    case("Attention", [*(floats(1, 2, 3, 4, seed=s) for s in (5, 3, 7))], opset=23, scale=-0.3, results=[attended(*(floats(1, 2, 3, 4, seed=s) for s in (5, 3, 7)), -0.3)]),
     # Exponents of another type than the base; labels of no class; a class of probability 0 whose label is ignored.
     *[case("Pow", [ints(4, 9, 16), exponent(np.float32(e))]) for e in (0.5, 1.5, 2) for exponent in (Const, lambda e: np.full(3, e))],
     case("Pow", [ints(4, 9, 16).astype(np.int32), floats(3, low=0.5)]), case("Pow", [floats(3, low=0.5), ints(1, 2, 3)]),

@@ -51,9 +51,10 @@ Result<Val> causal_mask(RuleContext& c, int64_t queries, int64_t keys, int64_t p
 }
 
 Result<Val> scaled_scores(RuleContext& c, const Val& q, const Val& k, double scale) {
-  const Val root = c.number(std::sqrt(scale), q);
+  const Val root = c.number(std::sqrt(std::abs(scale)), q);
   PIPER_ASSIGN(const Val wide, repeat_heads(c, k, q.shape[1]));
-  PIPER_ASSIGN(const Val queries, c.pointwise("Mul", {q, root}));
+  const Val signed_root = scale < 0 ? c.number(-std::sqrt(-scale), q) : root;
+  PIPER_ASSIGN(const Val queries, c.pointwise("Mul", {q, signed_root}));
   PIPER_ASSIGN(Val keys, c.pointwise("Mul", {wide, root}));
   PIPER_ASSIGN(keys, c.transpose(keys, {0, 1, 3, 2}));
   return c.matmul(queries, keys);
