@@ -744,9 +744,12 @@ TEST(Axes, AttentionThatCannotBeDoneSoIsRefused) {
                     sizes =
                         "  = note: its queries, keys and values are f32[8,32,4,8], "
                         "f32[8,32,2,8], f32[8,32,2,8]\n";
-  EXPECT_EQ(
-      refusal("{cp: 4}", kHeads),
-      "7:5: error: " + at + "has 2 heads of keys, which 4 ranks of 'cp' do not divide\n" + sizes);
+  EXPECT_EQ(refusal("{cp: 4}", kHeads),
+            "7:5: error: " + at +
+                "has 2 heads of keys, which cannot be cut into 4 equal blocks over 'cp'\n" + sizes +
+                "  = help: `by: ring` or `by: gather` cuts no heads; <context/usp> goes by heads "
+                "over some "
+                "of the ranks, and by ring over the others\n");
   EXPECT_EQ(refusal("{cp: 32}", kZigzag),
             "5:5: error: shard: dim 1 of 'input_ids' (i64[8,32]) cannot be cut into 64 equal parts "
             "over 'cp', two a rank\n  = help: `order: contiguous` has one block a rank\n");

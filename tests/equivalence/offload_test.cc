@@ -61,6 +61,11 @@ INSTANTIATE_TEST_SUITE_P(
              "  - offload: {what: optimizer, distance: 2, in_flight: 0}\n"
              "  - recompute: {match: \"model/h/{layer}/**\"}\n",
              {2, 2, 4, "gpipe"}},
+        Case{"states_of_some",
+             "  - offload: {what: optimizer, where: {stage: 1}}\n"
+             "  - offload: {what: optimizer, match: \"**/h/0/**\", distance: 2}\n"
+             "  - offload: {what: parameters, match: \"**/h/0/**\", min: 1KiB}\n",
+             {4, 2, 4}},
         Case{"both_split_backward",
              "  - offload: {what: activations}\n  - offload: {what: optimizer}\n",
              {4, 1, 8, "zb-h1"}}),

@@ -104,21 +104,27 @@ TEST_P(Optimizers, TrainAsOnOneDevice) {
 }
 
 constexpr const char* kZero1 = ", shard: [optimizer]";
+// The states are cut over dp and then over tp, of which the ranks are replicas, too.
+constexpr const char* kNested =
+    ", bucket: 1KiB, shard: [optimizer]}\n  - replicate: {over: tp, bucket: 1KiB, shard: "
+    "[optimizer]";
+constexpr const char* kNestedZero3 =
+    ", shard: [optimizer]}\n  - replicate: {over: tp, shard: [optimizer, gradients, parameters]";
 constexpr const char* kZero2 = ", shard: [optimizer, gradients], bucket: 1KiB";
 constexpr const char* kZero3 = ", shard: [optimizer, gradients, parameters]";
 
 INSTANTIATE_TEST_SUITE_P(
     Strategies, Optimizers,
-    ::testing::Values(Case{"pp", 2}, Case{"dp", 1, 2}, Case{"zero1", 1, 2, 1, kZero1},
-                      Case{"zero1_of_some", 1, 2, 1, kSome},
-                      Case{"zero1_of_vectors", 1, 2, 1, kVectors}, Case{"zero2", 1, 4, 1, kZero2},
-                      Case{"zero3", 1, 2, 1, kZero3},
-                      Case{"zero1_of_rows", 1, 2, 1, kZero1, "", "two-tower"},
-                      Case{"pp_zero3", 2, 2, 1, kZero3}, Case{"tp", 1, 1, 2, "", kGptTensor},
-                      Case{"tp3_rows", 1, 1, 3, "", kRows}, Case{"pp_tp", 2, 1, 2, "", kGptTensor},
-                      Case{"zero1_tp", 1, 2, 2, kZero1, kGptTensor},
-                      Case{"zero3_tp", 1, 2, 2, kZero3, kGptTensor},
-                      Case{"experts", 1, 1, 2, "", kExperts, "moe-gshard"}),
+    ::testing::Values(
+        Case{"pp", 2}, Case{"dp", 1, 2}, Case{"zero1", 1, 2, 1, kZero1},
+        Case{"zero1_of_some", 1, 2, 1, kSome}, Case{"zero1_of_vectors", 1, 2, 1, kVectors},
+        Case{"zero2", 1, 4, 1, kZero2}, Case{"zero3", 1, 2, 1, kZero3},
+        Case{"zero1_of_rows", 1, 2, 1, kZero1, "", "two-tower"}, Case{"pp_zero3", 2, 2, 1, kZero3},
+        Case{"tp", 1, 1, 2, "", kGptTensor}, Case{"tp3_rows", 1, 1, 3, "", kRows},
+        Case{"pp_tp", 2, 1, 2, "", kGptTensor}, Case{"zero1_tp", 1, 2, 2, kZero1, kGptTensor},
+        Case{"zero3_tp", 1, 2, 2, kZero3, kGptTensor}, Case{"zero1_twice", 1, 2, 2, kNested},
+        Case{"zero1_in_zero3", 1, 2, 2, kNestedZero3},
+        Case{"experts", 1, 1, 2, "", kExperts, "moe-gshard"}),
     [](const auto& info) { return info.param.name; });
 
 // The comparison sees another momentum, or another second moment.

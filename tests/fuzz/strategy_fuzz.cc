@@ -31,7 +31,7 @@ void run_strategy(std::string_view yaml) {
   }
   for (const Order& order : strategy->orders)
     for (const MeshAxis& axis : strategy->mesh)
-      if (axis.name == order.each) expand(order, axis.size);
+      if (order.each == Axes{axis.name}) expand(order, axis.size);
   if (!is_small(*strategy)) return;
   CompileOptions options;
   options.model = std::string(PIPER_SOURCE_DIR) + "/tests/data/mlp.onnx";
@@ -42,7 +42,7 @@ void run_strategy(std::string_view yaml) {
 
 void run_order(std::string_view program) {
   Order order;
-  order.each = "pp";
+  order.each = {"pp"};
   order.program = program;
   order.lines.assign(split_text(program, '\n').size(), {"order", 1, 1, 1});
   expand(order, 4);

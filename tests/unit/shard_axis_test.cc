@@ -626,7 +626,8 @@ TEST(ShardAxis, AttentionThatCannotBeDoneSoIsRefused) {
   };
   const Graph whole = decoder({.tokens = 8, .kv_heads = 2});
   EXPECT_EQ(refusal(whole, by_tokens(whole, 0, 4, AttentionBy::kHeads)),
-            "shard: attention in h/0 has 2 heads of keys, which 4 ranks of 'cp0' do not divide");
+            "shard: attention in h/0 has 2 heads of keys, which cannot be cut into 4 equal blocks "
+            "over 'cp0'");
   AxisCut rows = over(whole, 0, "tp", 2, kMegatron);
   rows.attention = by_tokens(whole, 0, 2, AttentionBy::kRing).attention;
   EXPECT_EQ(refusal(whole, rows), "shard: attention in h/0 has no tokens in blocks over 'tp'");

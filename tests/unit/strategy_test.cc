@@ -287,7 +287,7 @@ TEST(Strategy, ReadsDirectives) {
   EXPECT_EQ(strategy.splits[0].into, 8);
   EXPECT_EQ(strategy.splits[0].as, "micro");
   ASSERT_EQ(strategy.orders.size(), 1u);
-  EXPECT_EQ(strategy.orders[0].each, "pp");
+  EXPECT_EQ(strategy.orders[0].each, Axes{"pp"});
 }
 
 TEST(Strategy, IncludesFiles) {

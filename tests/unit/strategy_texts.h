@@ -31,7 +31,7 @@ inline std::string message(const std::string& text) {
 
 inline Order order_of(const std::string& program, const std::string& file) {
   Order order;
-  order.each = "pp";
+  order.each = {"pp"};
   order.program = program;
   const std::vector<std::string> lines = split_text(program, '\n');
   for (size_t i = 0; i < lines.size(); ++i)

@@ -113,6 +113,8 @@ TEST(Globs, SetsTakeNumbersOrWords) {
       {"a, b/*", {"a", "b/x"}, {"a, b/x", "b"}},
       {"**, !h/{0..2}/**, !**/bias", {"h/3/w", "wte"}, {"h/0", "h/2/w", "h/3/bias", "h.3.bias"}},
       {"!a/**", {"", "b", "b/a"}, {"a", "a/b"}},
+      {"a/*, (no module)", {"", "a/b"}, {"b", "a"}},
+      {"**, !(no module)", {"a", "a/b"}, {""}},
   };
   for (const Case& c : cases) {
     for (const char* path : c.yes)

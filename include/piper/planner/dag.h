@@ -116,9 +116,10 @@ struct TaskStream {
 struct Offload {
   // The optimizer's states; parameters; else `items`.
   bool optimizer = false, parameters = false;
-  std::vector<ItemId> items;  // kept from forward to backward
-  int32_t distance = 1;       // comes back so many compute instructions ahead of its use
-  int32_t in_flight = 1;      // leaves while so many following ones compute
+  std::vector<ItemId> items;       // kept from forward to backward
+  std::vector<std::string> names;  // of states and parameters; none: all that no other one names
+  int32_t distance = 1;            // comes back so many compute instructions ahead of its use
+  int32_t in_flight = 1;           // leaves while so many following ones compute
   int32_t out_stream = 0, in_stream = 0;  // to the host, and back
 };
 

@@ -27,7 +27,8 @@ struct Token {
   std::vector<std::string_view> words = {};
 };
 
-constexpr size_t kMostDigits = 18;  // what surely fits an int64_t
+constexpr std::string_view kNoModule = "(no module)";  // the empty path
+constexpr size_t kMostDigits = 18;                     // what surely fits an int64_t
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -292,7 +293,9 @@ Status check_captures(std::string_view pattern, const SourceSpan& at) {
 Status check_one(std::string_view pattern, const SourceSpan& at) {
   if (pattern.empty())
     return fail(at, "a pattern must not be empty")
-        .with_note("help: \"**\" matches all names, those without a module, too");
+        .with_note(
+            "help: \"**\" matches all names, those without a module, too; \"(no module)\" matches "
+            "these alone");
   if (pattern.starts_with('/') || pattern.ends_with('/'))
     return fail(at, "the pattern '{}' must not begin or end with '/'", pattern)
         .with_note("scope paths have no slash at either end, for example 'h/0/mlp/fc1'");
@@ -311,6 +314,7 @@ bool may_match(std::string_view pattern, std::string_view path) {
 }
 
 std::optional<GlobMatch> match_one(std::string_view pattern, std::string_view path) {
+  if (pattern == kNoModule) return path.empty() ? std::optional(GlobMatch()) : std::nullopt;
   if (!may_match(pattern, path)) return std::nullopt;
   const std::vector<Token> tokens = tokens_of(pattern);
   const Matcher matcher(tokens, path);

@@ -80,7 +80,8 @@ std::optional<std::string> home_of(std::string_view key, const Object& object) {
   if (find_field(whole, key))
     return fmt::format("help: '{}' begins at the left margin, as 'piper' does", key);
   const bool is_optimizer = find_field(fields::object("optimizer"), object.name) != nullptr;
-  const std::string help = foreign_help(key);
+  const std::string own = foreign_help(fmt::format("{}.{}", object.name, key));
+  const std::string help = own.empty() ? foreign_help(key) : own;
   if (!help.empty() && !(is_optimizer && help.find("optimizer: {") != help.npos)) return help;
   const auto below = places_below(object, key);
   // Of several optimizers that have the key the first one shows where it is written.

@@ -5,6 +5,8 @@
 #include <cctype>
 #include <string>
 
+#include "piper/base/base.h"
+
 namespace piper {
 namespace {
 
@@ -12,6 +14,16 @@ struct Row {
   std::string_view words, help;
 };
 constexpr Row kRows[] = {
+    // Keys that mean this in one directive alone: DIRECTIVE.KEY.
+    {"directive.accumulate directive.accumulation",
+     "'- split: {dim: batch, into: 8}': microbatches, whose gradients are added up; 'precision: "
+     "{accumulate: bf16}' is their type"},
+    {"recompute.mode recompute.granularity recompute.selective recompute.full recompute.policy "
+     "recompute.method recompute.every recompute.layers recompute.num_layers recompute.n_layers "
+     "recompute.modules",
+     "'ops: [Attention]' for some ops of all layers, 'match: \"h/{0..3}/**\"' for some layers, and "
+     "'annotate: [{match: \"h/{layer}/**\", tags: {again: layer % 2}}]' with 'where: {again: 0}' "
+     "for every other one"},
     {"zero zero_stage zero_level zero_optimization zero1 zero2 zero3 zero_1 zero_2 zero_3 "
      "deepspeed "
      "fsdp fsdp2 fully_shard fsdp_config sharding_strategy reshard_after_forward "
@@ -106,16 +118,44 @@ constexpr Row kRows[] = {
      "[{balance: {tag: stage, into: 4}}]'"},
 };
 
-}  // namespace
+// Values of other systems, and what they are called here.
+constexpr Row kValues[] = {
+    {"bfloat16 bfloat b16", "bf16"},
+    {"fp16 float16 half", "f16"},
+    {"fp32 float32 float single", "f32"},
+    {"fp64 float64 double", "f64"},
+    {"fp8 f8 float8_e4m3 float8_e4m3fn e4m3 fp8_e4m3", "float8"},
+    {"i8 s8 qint8", "int8"},
+    {"a2a all2all alltoall", "all_to_all"},
+    {"allreduce", "all_reduce"},
+    {"reducescatter", "reduce_scatter"},
+    {"allgather", "all_gather"},
+    {"sequence seq sequences token", "tokens"},
+    {"sample", "samples"},
+    {"batches microbatch microbatches", "batch"},
+};
 
-std::string_view foreign_word(std::string_view word) {
+const Row* find_row(std::span<const Row> rows, std::string_view word) {
   std::string name = " " + std::string(word) + " ";
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
     return c == '-' ? '_' : static_cast<char>(std::tolower(c));
   });
-  for (const Row& row : kRows)
-    if ((" " + std::string(row.words) + " ").find(name) != std::string::npos) return row.help;
-  return {};
+  for (const Row& row : rows)
+    if ((" " + std::string(row.words) + " ").find(name) != std::string::npos) return &row;
+  return nullptr;
+}
+
+}  // namespace
+
+std::string_view foreign_word(std::string_view word) {
+  const Row* const row = find_row(kRows, word);
+  return row ? row->help : std::string_view();
+}
+
+std::string did_you_mean_value(std::string_view word, std::span<const std::string> values) {
+  const Row* const row = find_row(kValues, word);
+  const bool is_one = row && std::ranges::count(values, row->help) > 0;
+  return is_one ? fmt::format(" (did you mean '{}'?)", row->help) : did_you_mean(word, values);
 }
 
 }  // namespace piper

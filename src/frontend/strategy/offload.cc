@@ -6,14 +6,10 @@ namespace {
 
 using What = OffloadRule::What;
 
-Status check_offload(const Fields& map, const Reading&, OffloadRule& rule) {
-  for (const char* key : {"match", "where", "min"})
-    if (rule.what != What::kActivations && map[key])
-      return fail(map.key_at(key), "'{}' chooses among activations", key)
-          .with_note(fmt::format("{} go together", rule.what == What::kOptimizer
-                                                       ? "the optimizer's states"
-                                                       : "parameters"));
-  return ok_status();
+// States and parameters are of the whole step.
+Status check_offload(const Fields&, const Reading& reading, OffloadRule& rule) {
+  if (rule.what == What::kActivations) return ok_status();
+  return check_where_of_ops(rule.where, "offload", {"pass", reading.strategy.micro_name()});
 }
 
 constexpr Word kWhat[] = {word("activations", What::kActivations),
@@ -22,11 +18,16 @@ constexpr Word kWhat[] = {word("activations", What::kActivations),
 constexpr Form kTasks = integer(0, 1 << 20);
 constexpr Field kOffloadKeys[] = {
     {"what", one_of(kWhat), kRequired, "What is moved to host memory.", member<&OffloadRule::what>},
-    {"match", kPaths, kOptional, "Activations by the scope path of the op that makes them.",
+    {"match", kPaths, kOptional,
+     "Activations by the scope path of the op that makes them; parameters, or those that states "
+     "are of, by their paths. Default: all others.",
      member<&OffloadRule::match>},
-    {"where", kWhere, kOptional, "Activations by the task that keeps them. Default: all.",
+    {"where", kWhere, kOptional,
+     "Activations by the task that keeps them; parameters by the tags of the ops that read them. "
+     "Default: all.",
      member<&OffloadRule::where>},
-    {"min", kBytes, kOptional, "Activations smaller than this stay. Default 0.",
+    {"min", kBytes, kOptional,
+     "Activations, or parameters and their states, smaller than this stay. Default 0.",
      member<&OffloadRule::min_bytes>},
     {"distance", kTasks, kOptional,
      "How many compute tasks (for states: updates) before its use a value returns. Default 1.",

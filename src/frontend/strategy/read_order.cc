@@ -282,15 +282,17 @@ constexpr Field kPolicy[] = {
 
 // Rows belong to the coordinates of the axis, one each.
 Status check_row_count(const Reading& reading, const Order& order, const SourceSpan& at) {
-  const auto& failed = reading.scope.failed;
-  if (std::find(failed.begin(), failed.end(), order.each) != failed.end()) return ok_status();
-  for (const MeshAxis& axis : reading.strategy.mesh) {
-    if (axis.name != order.each) continue;
-    if (axis.size == static_cast<int64_t>(order.rows.size())) return ok_status();
-    return fail(at, "{} rows, but the axis '{}' has {} coordinates", order.rows.size(), axis.name,
-                axis.size);
+  int64_t coordinates = 1;
+  for (const std::string& each : order.each) {
+    if (std::ranges::count(reading.scope.failed, each) > 0) return ok_status();
+    const auto axis = std::ranges::find(reading.strategy.mesh, each, &MeshAxis::name);
+    if (axis == reading.strategy.mesh.end()) return ok_status();
+    coordinates *= axis->size;
   }
-  return ok_status();
+  if (order.each.empty() || coordinates == std::ssize(order.rows)) return ok_status();
+  return fail(at, "{} rows, but the ax{} '{}' ha{} {} coordinates", order.rows.size(),
+              order.each.size() == 1 ? "is" : "es", join(order.each, "', '"),
+              order.each.size() == 1 ? "s" : "ve", coordinates);
 }
 
 Status check_order(const Fields& map, const Reading& reading, Order& order) {
@@ -314,7 +316,8 @@ Status check_order(const Fields& map, const Reading& reading, Order& order) {
 
 constexpr Word kDialects[] = {word("old", CsvDialect::kOld), word("new", CsvDialect::kNew)};
 constexpr Field kOrderKeys[] = {
-    {"each", kAxis, kRequired, "A mesh axis; the program runs for each coordinate r of it.",
+    {"each", kAxes, kOptional,
+     "Mesh axes; the program runs for each coordinate r of them. Default: those that place uses.",
      member<&Order::each>},
     {"program", kProgram, kOptional, "The order program.", custom<read_program, print_program_of>},
     {"lists", kTexts, kOptional, "The tasks of each coordinate, in order: 0F0 0F1 3F0&3B0.",

@@ -37,7 +37,10 @@ Status read_shard(const Field& field, const yaml::Entry& entry, const Reading& r
     if (out.*kFlags[kind] && kind > 0 && !(out.*kFlags[kind - 1]))
       return fail(out.shard_at, "to shard {} without {} is not supported", kStates[kind].name,
                   kStates[kind - 1].name)
-          .with_note(fmt::format("help: add '{}'", kStates[kind - 1].name));
+          .with_note(fmt::format(
+              "help: write 'shard: [optimizer, gradients{}]': a kind is cut with those before it, "
+              "also where frozen parameters have none of them",
+              kind == 2 || std::ranges::count(given, "parameters") > 0 ? ", parameters" : ""));
   }
   return ok_status();
 }

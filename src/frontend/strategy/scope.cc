@@ -7,6 +7,7 @@
 
 #include "errors.h"
 #include "expr_tree.h"
+#include "foreign_words.h"
 
 namespace piper {
 namespace {
@@ -197,7 +198,7 @@ Status check_word(const yaml::Node& node, const Scope& scope,
       scope.has_integer(name) || scope.text(name))
     return ok_status();
   return fail(node.at, "expected {} or an integer, found {}{}", join(words, ", "),
-              yaml::shown(node.text), did_you_mean(node.text, words));
+              yaml::shown(node.text), did_you_mean_value(node.text, words));
 }
 
 Result<Glob> read_glob(const yaml::Node& node, const Scope& scope) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "errors.h"
+#include "foreign_words.h"
 #include "members.h"
 
 namespace piper::fields {
@@ -35,7 +36,7 @@ Result<int64_t> read_word(const Field& field, const yaml::Node& node, const Read
   if (const Word* found = find_word(field, name)) return found->value;
   const std::vector<std::string> names = names_of(field.form.words);
   Error error = fail(node.at, "'{}' cannot be {}{}", field.name, yaml::shown(name),
-                     did_you_mean(name, names));
+                     did_you_mean_value(name, names));
   if (names.size() == 1)
     return std::move(error).with_note(fmt::format("help: write '{}: {}'", field.name, names[0]));
   return std::move(error)

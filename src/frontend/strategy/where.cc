@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "expr_tree.h"
+#include "foreign_words.h"
 #include "piper/plan/instruction.h"
 #include "sections.h"
 
@@ -45,7 +46,7 @@ Status add_word(const yaml::Node& node, const Words& words, const Scope& scope, 
   if (out.but && word.starts_with('!')) word.erase(0, 1);
   if (!contains(words.words, word))
     return fail(node.at, "unknown {} {}{}", words.one, yaml::shown(word),
-                did_you_mean(word, words.words))
+                did_you_mean_value(word, words.words))
         .with_note(fmt::format("the {} are {}", words.many, list_with_and(words.words)));
   out.words.push_back(std::move(word));
   return ok_status();

@@ -64,6 +64,7 @@ bool is_slight(double before, double after) {
 
 std::string growth_text(double before, double after, DiffUnit unit) {
   if (before <= 0 || is_close(before, after)) return {};
+  if (after >= 100 * before) return fmt::format("{:.0f} times as much", after / before);
   if (!is_slight(before, after)) return fmt::format("{:+.1f} %", 100 * (after / before - 1));
   return (after > before ? "+" : "-") + value_text(std::abs(after - before), unit);
 }

@@ -120,10 +120,16 @@ class Direction {
         return whole_[run] = made;
       }
     }
-    const ValueId to =
-        graph_.add_value({.name = value.name + ".whole", .type = value.type, .over = value.over});
-    exchange(run_of(run), to);
-    return whole_[run] = to;
+    ValueId part = run_of(run);
+    for (size_t l = cut_.levels.size(); l-- > 0;) {
+      TensorType type = value.type;
+      if (l > 0) type.shape = cut_.levels[l - 1].run;
+      const std::string name = value.name + (l > 0 ? ".larger" : ".whole");
+      const ValueId to = graph_.add_value({.name = name, .type = type, .over = value.over});
+      exchange(part, to, l, Gather::kUpdate);
+      part = to;
+    }
+    return whole_[run] = part;
   }
   ValueId run_of(ValueId value) const {
     if (value == cut_.param) return cut_.part;
@@ -131,24 +137,28 @@ class Direction {
   }
 
   void cut_flat() {
-    for (const ValueId state : states_) graph_.value(state).type.shape = cut_.own;
+    for (const ValueId state : states_) graph_.value(state).type.shape = cut_.own();
     for (NodeId id : nodes_) {
       if (!is_flat_node(id)) continue;
       Node& node = graph_.node(id);
       for (ValueId& input : node.inputs) input = run_of(input);
-      graph_.value(node.outputs[0]).type.shape = cut_.own;
+      graph_.value(node.outputs[0]).type.shape = cut_.own();
     }
   }
-  void exchange(ValueId run, ValueId whole) {
-    dag_.exchanges.push_back(
-        {run, whole, graph_.value(whole).type, cut_.over, Gather::kUpdate, cut_.stream});
+  void exchange(ValueId run, ValueId whole, size_t level, Gather how) {
+    const auto& [shape, over, stream] = cut_.levels[level];
+    dag_.exchanges.push_back({run, whole, graph_.value(whole).type, over, how, stream});
   }
   ValueId own_run(ValueId whole) {
-    const Value& value = graph_.value(whole);
-    const ValueId to = graph_.add_value(
-        {.name = value.name + ".part", .type = {value.type.dtype, cut_.own}, .over = value.over});
-    exchange(to, whole);
-    return to;
+    for (size_t l = 0; l < cut_.levels.size(); ++l) {
+      const Value value = graph_.value(whole);
+      const ValueId to = graph_.add_value({.name = value.name + ".part",
+                                           .type = {value.type.dtype, cut_.levels[l].run},
+                                           .over = value.over});
+      exchange(to, whole, l, Gather::kStep);
+      whole = to;
+    }
+    return whole;
   }
 
   Dag& dag_;

@@ -145,23 +145,31 @@ void Expander::gather_updated(int32_t cell, std::vector<const Part*> cut) {
 }
 
 void Expander::add_exchanges(const Chunk& chunk) {
-  std::map<std::pair<bool, std::vector<int32_t>>, Task> tasks;
+  using Wave = std::tuple<size_t, bool, std::vector<int32_t>>;  // after so many others, how, over
+  std::map<Wave, Task> tasks;
+  const auto from = [](const Part& one) { return gathers(one) ? one.value : one.param; };
+  const auto to = [](const Part& one) { return gathers(one) ? one.param : one.value; };
+  // Those of one value follow one another.
+  std::vector<const Part*> before;
   for (const Part& exchange : dag_.exchanges) {
-    const bool gathers = !dag_.graph.value(exchange.param).producer.valid();
-    const ValueId from = gathers ? exchange.value : exchange.param,
-                  to = gathers ? exchange.param : exchange.value;
-    const bool is_read = std::binary_search(chunk.reads.begin(), chunk.reads.end(), to);
-    if (!is_read || find_item(to, -1, chunk.cell).valid()) continue;
-    Task& task = tasks[{gathers, exchange.over}];
-    if (gathers) task.stream = exchange.stream;
-    task.reads.push_back(ensure(from, -1, chunk.cell));
-    task.writes.push_back(new_item(to, -1, chunk.cell));
+    if (before.empty() || from(exchange) != to(*before.back())) before.clear();
+    before.push_back(&exchange);
+    const bool is_read = std::binary_search(chunk.reads.begin(), chunk.reads.end(), to(exchange));
+    if (!is_read || find_item(to(exchange), -1, chunk.cell).valid()) continue;
+    for (size_t at = 0; at < before.size(); ++at) {
+      const Part& one = *before[at];
+      Task& task = tasks[{at, gathers(one), one.over}];
+      if (gathers(one)) task.stream = one.stream;
+      task.reads.push_back(ensure(from(one), -1, chunk.cell));
+      task.writes.push_back(new_item(to(one), -1, chunk.cell));
+    }
   }
-  for (auto& [how, task] : tasks) {
+  for (auto& [wave, task] : tasks) {
+    const auto& [at, is_gather, over] = wave;
     const std::string& first = dag_.graph.value(dag_.items[task.reads[0].index()].value).name;
-    task.kind = how.first ? InstructionKind::kAllGather : InstructionKind::kOwnPart;
-    task.cell = chunk.cell, task.group = SmallVector(how.second);
-    task.label = add_label((how.first ? "all_gather " : "own parts of ") +
+    task.kind = is_gather ? InstructionKind::kAllGather : InstructionKind::kOwnPart;
+    task.cell = chunk.cell, task.group = SmallVector(over);
+    task.label = add_label((is_gather ? "all_gather " : "own parts of ") +
                            and_more(first, task.reads.size()));
     dag_.tasks.push_back(std::move(task));
   }

@@ -169,6 +169,7 @@ PIPER_FIELDS(Offload) {
   v("out", &Offload::out_stream);
   v("in", &Offload::in_stream);
   v("items", &Offload::items);
+  v("names", &Offload::names);
 }
 
 PIPER_FIELDS(Dag) {

@@ -171,17 +171,11 @@ class Cutter {
       graph_.value(update.next).type.shape = own;
     }
     if (find_op(graph_.node(optimizer).op)->directed) {
-      PIPER_CHECK(levels_.size() == 1, "the direction of '{}' is cut over several levels",
-                  param.name);
-      const CutUpdate cut{param.value,
-                          part,
-                          param.gradient,
-                          gradient,
-                          optimizer,
-                          stays() && is_read(param.value),
-                          own_shape(graph_.value(param.value).type),
-                          levels_[0].over,
-                          levels_[0].stream};
+      CutUpdate cut{param.value, part,      param.gradient,
+                    gradient,    optimizer, stays() && is_read(param.value)};
+      for (size_t l = 0; l < levels_.size(); ++l)
+        cut.levels.push_back(
+            {run_shape(graph_.value(param.value).type, l + 1), levels_[l].over, levels_[l].stream});
       const TensorType whole = graph_.value(param.gradient).type;
       for (const ValueId state : cut_direction(dag_, cut))
         note_run(state, {}, whole, levels_[0].gather);

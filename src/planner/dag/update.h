@@ -91,6 +91,9 @@ class UpdateRegions {
 std::vector<Chunk> update_chunks(const Dag& dag, int32_t cell, const UpdateIndex& index,
                                  const UpdateRegions& regions, const Reports& reports);
 
+// Returns whether an exchange gathers; else it takes the own run.
+inline bool gathers(const Part& exchange) { return exchange.gather == Gather::kUpdate; }
+
 // Cuts, over the axes of a parameter's part, what an optimizer computes before it updates that:
 // element by element on own runs, and on whole tensors between exchanges. Returns the states of
 // which ranks then have their own runs.
@@ -99,9 +102,13 @@ struct CutUpdate {
   ValueId gradient, gradient_part;  // likewise
   NodeId optimizer;
   bool is_kept = false;  // the parameter itself stays, too
-  Shape own;             // of a part
-  std::vector<int32_t> over;
-  int32_t stream = 0;  // of what is gathered
+  struct Level {
+    Shape run;  // of a part by this level; the last one's is the own
+    std::vector<int32_t> over;
+    int32_t stream = 0;  // of what is gathered
+  };
+  std::vector<Level> levels;
+  const Shape& own() const { return levels.back().run; }
 };
 std::vector<ValueId> cut_direction(Dag& dag, const CutUpdate& cut);
 

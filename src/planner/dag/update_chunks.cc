@@ -20,18 +20,15 @@ class UpdateNodes {
         needed_(graph_.nodes.size()),
         who_(graph_.nodes.size(), kNobody),
         stage_(graph_.nodes.size()) {
-    for (const Part& exchange : dag.exchanges) {
-      const bool gathers = !graph_.value(exchange.param).producer.valid();
-      from_.emplace(gathers ? exchange.param : exchange.value,
-                    gathers ? exchange.value : exchange.param);
-    }
+    for (const Part& exchange : dag.exchanges)
+      from_.emplace(gathers(exchange) ? exchange.param : exchange.value,
+                    gathers(exchange) ? exchange.value : exchange.param);
   }
 
   // Marks what the value is made of as needed by `who`, a number that all nodes to run together
   // share.
   void need(ValueId value, size_t who) {
-    if (const auto exchange = from_.find(value); exchange != from_.end()) value = exchange->second;
-    const NodeId producer = graph_.value(value).producer;
+    const NodeId producer = graph_.value(source_of(value)).producer;
     if (!producer.valid()) return;
     size_t& known = who_[producer.index()];
     if (known == who || known == kSeveral) return;
@@ -46,9 +43,7 @@ class UpdateNodes {
   size_t who(NodeId node) const { return who_[node.index()]; }
   // Returns the node that makes what another one reads, over exchanges.
   NodeId maker(ValueId input) const {
-    const auto exchange = from_.find(input);
-    const NodeId producer =
-        graph_.value(exchange == from_.end() ? input : exchange->second).producer;
+    const NodeId producer = graph_.value(source_of(input)).producer;
     return has(producer) ? producer : NodeId();
   }
   bool has(NodeId node) const { return node.valid() && needed_[node.index()]; }
@@ -71,11 +66,16 @@ class UpdateNodes {
       return input == value || (input.valid() && graph_.value(input).kind == ValueKind::kConstant);
     });
   }
+  // Returns what an exchange, or several one after another, bring.
+  ValueId source_of(ValueId value) const {
+    for (auto from = from_.find(value); from != from_.end(); from = from_.find(value))
+      value = from->second;
+    return value;
+  }
   size_t stage_of(ValueId value) const {
-    if (const auto exchange = from_.find(value); exchange != from_.end())
-      return stage_of(exchange->second) + 1;
-    const NodeId producer = graph_.value(value).producer;
-    return has(producer) ? stage_[producer.index()] : 0;
+    const ValueId source = source_of(value);
+    const NodeId producer = graph_.value(source).producer;
+    return (has(producer) ? stage_[producer.index()] : 0) + (source != value ? 1 : 0);
   }
   void visit(NodeId id) {
     if (!needed_[id.index()] || seen_[id.index()]) return;

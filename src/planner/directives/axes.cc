@@ -79,8 +79,9 @@ std::string apart(const Strategy& strategy, const Axes& axes) {
       if (contains(axes, name))
         return fmt::format("'place' at line {} names '{}'", place.at.line, name);
   for (const Order& order : strategy.orders)
-    if (contains(axes, order.each))
-      return fmt::format("'order' at line {} names '{}'", order.at.line, order.each);
+    for (const std::string& each : order.each)
+      if (contains(axes, each))
+        return fmt::format("'order' at line {} names '{}'", order.at.line, each);
   const auto first = std::find_if(strategy.mesh.begin(), strategy.mesh.end(),
                                   [&](const MeshAxis& one) { return one.name == axes.front(); });
   for (size_t a = 0; a < axes.size(); ++a) {

@@ -54,9 +54,12 @@ std::vector<double> crossing_bytes(const Graph& graph, const std::vector<bool>& 
 // Returns the type in which `precision` has the products of the node's module computed. Which
 // regions it speaks of is not known yet.
 std::optional<DType> type_of_products(const Strategy& strategy, const Node& node) {
-  for (const Precision& precision : strategy.precisions)
-    if (!precision.match || precision.match->match(node.scope)) return precision.compute;
-  return std::nullopt;
+  std::optional<DType> of_rest;
+  for (const Precision& precision : strategy.precisions) {
+    if (precision.match && precision.match->match(node.scope)) return precision.compute;
+    if (!precision.match && !of_rest) of_rest = precision.compute;
+  }
+  return of_rest;
 }
 
 // Returns what training keeps of a parameter: itself, and if it is trained its gradient and the

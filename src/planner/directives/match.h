@@ -13,6 +13,11 @@ struct MicroTag {
   std::string_view name;
   int32_t number = 0;
 };
+// Returns whether an entry names nothing: it speaks of all that no other entry does.
+template <class Entry>
+bool is_of_rest(const Entry& one) {
+  return !one.match && one.where.empty();
+}
 // By node: no parameter reaches it and it is no matrix product. It is cheaper to repeat than to
 // send, so that it goes where it is read (clone.cc).
 std::vector<bool> data_ops(const Graph& graph);
@@ -50,6 +55,10 @@ class TaskMatcher {
                                          const Variables& variables) const;
   // Equal for tasks of equal pass and tags.
   int32_t view(TaskId task) const { return view_of_[task.index()]; }
+  // Returns whether what makes or reads what the task moves is of one pass.
+  bool is_of_one_pass(TaskId task) const {
+    return views_[static_cast<size_t>(view(task))].pass != TaskPass::kMove;
+  }
   // Returns all that match.
   Result<std::vector<TaskId>> find(const Where& where, const Variables& variables) const;
   // Says why it is no mistake that none does, "nothing: axis 'dp' has one rank"; empty: it is one.

@@ -53,15 +53,12 @@ class Chooser {
                     .out_stream = stream_of(dag_, "offload"),
                     .in_stream = stream_of(dag_, "load")};
     if (rule.what != What::kActivations) {
-      const OffloadRule* const known = std::exchange(states_[rule.what], &rule);
-      if (!known) return offload;
-      return fail(rule.at, "offload: {} are claimed already",
-                  offload.optimizer ? "the optimizer's states" : "parameters")
-          .with_note("from " + place_of(known->at));
+      PIPER_ASSIGN(offload.names, names_of(rule));
+      return offload;
     }
     for (size_t i = 0; i < dag_.items.size(); ++i) {
       PIPER_ASSIGN(const bool met, matches(ItemId(i), rule));
-      if (!met) continue;
+      if (!met || (claimed_by_[i] && is_of_rest(rule) && !is_of_rest(*claimed_by_[i]))) continue;
       if (claimed_by_[i])
         return fail(rule.at, "offload: {} is claimed already", print_item(dag_, ItemId(i)))
             .with_note("from " + place_of(claimed_by_[i]->at));
@@ -78,6 +75,43 @@ class Chooser {
   }
 
  private:
+  // Returns the states, or the parameters, that an entry names.
+  Result<std::vector<std::string>> names_of(const OffloadRule& rule) {
+    const bool optimizer = rule.what == What::kOptimizer;
+    const auto claim = [&](const std::string& name) -> Status {
+      const auto [known, is_new] = claimed_.try_emplace({rule.what, name}, &rule);
+      if (is_new) return ok_status();
+      return fail(rule.at, "offload: {} are claimed already",
+                  !name.empty() ? "those of '" + quote_control(name) + "'"
+                  : optimizer   ? "the optimizer's states"
+                                : "parameters")
+          .with_note("from " + place_of(known->second->at));
+    };
+    std::vector<std::string> names;
+    if (is_of_rest(rule) && rule.min_bytes == 0) {
+      PIPER_TRY(claim(""));
+      return names;
+    }
+    const Graph& graph = dag_.graph;
+    const auto all = readers(graph);
+    std::map<ValueId, ValueId> copy_of;  // what microbatches read, by master
+    for (const Copy& copy : dag_.copies) copy_of.emplace(copy.master, copy.copy);
+    for (const Param& param : graph.params) {
+      if (rule.match && !has_name(param, *rule.match)) continue;
+      const auto copy = copy_of.find(param.value);
+      const ValueId read = copy == copy_of.end() ? param.value : copy->second;
+      PIPER_ASSIGN(const bool met, is_read_where(graph, all[read.index()], rule.where, variables_));
+      if (!met || graph.value(param.value).type.bytes() < rule.min_bytes) continue;
+      if (is_of_rest(rule) && claimed_.contains({rule.what, param.name})) continue;
+      PIPER_TRY(claim(param.name));
+      names.push_back(param.name);
+    }
+    if (names.empty())
+      return fail(rule.at, "offload: no parameter is what 'match', 'where' and 'min' say")
+          .with_note("help: `piperc MODEL --describe` lists parameters");
+    std::ranges::sort(names);
+    return names;
+  }
   // Returns whether a value of a microbatch is kept from its forward to its backward, and chosen.
   Result<bool> matches(ItemId id, const OffloadRule& rule) const {
     const Item& item = dag_.items[id.index()];
@@ -96,8 +130,8 @@ class Chooser {
   const Variables& variables_;
   TaskMatcher matcher_;
   std::vector<Uses> uses_;
-  std::vector<const OffloadRule*> claimed_by_;  // by item
-  std::map<OffloadRule::What, const OffloadRule*> states_;
+  std::vector<const OffloadRule*> claimed_by_;                          // by item
+  std::map<std::pair<What, std::string>, const OffloadRule*> claimed_;  // states, by parameter
   std::set<int32_t> shared_;  // items whose memory others use
 };
 
@@ -106,8 +140,13 @@ class Chooser {
 Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& variables) {
   if (strategy.offloads.empty()) return dag;
   Chooser chooser(dag, strategy, variables);
-  std::vector<Offload> offloads;
-  for (const OffloadRule& rule : strategy.offloads) {
+  std::vector<Offload> offloads(strategy.offloads.size());
+  std::vector<size_t> turns;  // those that name nothing are of the rest
+  for (const bool rest : {false, true})
+    for (size_t o = 0; o < offloads.size(); ++o)
+      if (is_of_rest(strategy.offloads[o]) == rest) turns.push_back(o);
+  for (const size_t o : turns) {
+    const OffloadRule& rule = strategy.offloads[o];
     if (rule.what == What::kParameters && !dag.versions.empty())
       return fail(rule.at, "not supported: several versions of parameters that are on the host")
           .with_note("help: 'what: optimizer', or weight_versions: 1");
@@ -118,8 +157,7 @@ Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& va
                     line_of(order.at, rule.at))
             .with_note("help: 'what: optimizer'");
     }
-    PIPER_ASSIGN(Offload offload, chooser.choose(rule));
-    offloads.push_back(std::move(offload));
+    PIPER_ASSIGN(offloads[o], chooser.choose(rule));
   }
   dag.offloads = std::move(offloads);
   return dag;

@@ -27,11 +27,12 @@ std::string item_text(const OrderItem& item) {
 // Matches one coordinate's items with the tasks of one cell.
 class CellOrder {
  public:
-  CellOrder(const Dag& dag, const Strategy& strategy, int32_t cell, int64_t coordinate,
+  // `where`: the name of its place, as errors say it.
+  CellOrder(const Dag& dag, const Strategy& strategy, int32_t cell, std::string where,
             const std::vector<TaskId>& tasks)
       : dag_(dag),
         order_(strategy.orders.front()),
-        where_(fmt::format("{}={}", order_.each, coordinate)),
+        where_(std::move(where)),
         cell_(cell),
         delays_(
             std::ranges::any_of(dag.versions,
@@ -362,25 +363,60 @@ class CellOrder {
   bool update_ = false;
 };
 
-Result<size_t> axis_of(const Dag& dag, const Order& order) {
-  PIPER_ASSIGN(const int32_t found, find_axis(dag, order.each, order.at, "order"));
-  const auto axis = static_cast<size_t>(found);
-  if (!dag.mesh[axis].placed)
-    return fail(order.at,
-                "order: no place directive uses axis '{}', so its devices have nothing to tell "
-                "apart",
-                order.each)
-        .with_note(
-            "help: an order is of the places of stages; a job without stages has one: mesh "
-            "{pp: 1}, annotate {balance: {tag: stage, into: 1}}, place {where: {stage: s}, "
-            "on: {pp: s}}");
-  return axis;
-}
+// The places that an order tells apart: the coordinates of some axes, row-major.
+class OrderPlaces {
+ public:
+  static Result<OrderPlaces> make(const Dag& dag, const Order& order) {
+    OrderPlaces places(dag);
+    for (const std::string& each : order.each) {
+      PIPER_ASSIGN(const int32_t axis, find_axis(dag, each, order.at, "order"));
+      if (!dag.mesh[static_cast<size_t>(axis)].placed)
+        return fail(order.at,
+                    "order: no place directive uses axis '{}', so its devices have nothing to tell "
+                    "apart",
+                    each)
+            .with_note(
+                "help: leave 'each' out: the program is then of all devices, or of those "
+                "that 'place' tells apart");
+      places.axes_.push_back(static_cast<size_t>(axis));
+    }
+    for (size_t axis = 0; axis < dag.mesh.size() && order.each.empty(); ++axis)
+      if (dag.mesh[axis].placed && !dag.mesh[axis].twins) places.axes_.push_back(axis);
+    if (!order.rows.empty() && std::ssize(order.rows) != places.count())
+      return fail(order.at, "order: {} rows, but {} places of stages", order.rows.size(),
+                  places.count());
+    return places;
+  }
+
+  int64_t count() const {
+    int64_t count = 1;
+    for (const size_t axis : axes_) count *= dag_->mesh[axis].size;
+    return count;
+  }
+  int64_t number(size_t cell) const {
+    int64_t number = 0;
+    for (const size_t axis : axes_)
+      number = number * dag_->mesh[axis].size + dag_->cells[cell][axis];
+    return number;
+  }
+  std::string name(size_t cell) const {
+    std::vector<std::string> names;
+    for (const size_t axis : axes_)
+      names.push_back(fmt::format("{}={}", dag_->mesh[axis].name, dag_->cells[cell][axis]));
+    return names.empty() ? "all devices" : join(names, " ");
+  }
+
+ private:
+  explicit OrderPlaces(const Dag& dag) : dag_(&dag) {}
+
+  const Dag* dag_;
+  std::vector<size_t> axes_;
+};
 
 // Returns what expressions of an order see on a cell.
-Variables scope_of(const Dag& dag, size_t cell, size_t axis, const Variables& variables) {
-  Variables scope{
-      {"r", dag.cells[cell][axis]}, {"P", dag.mesh[axis].size}, {"M", dag.microbatches}};
+Variables scope_of(const Dag& dag, size_t cell, const OrderPlaces& places,
+                   const Variables& variables) {
+  Variables scope{{"r", places.number(cell)}, {"P", places.count()}, {"M", dag.microbatches}};
   scope.insert(scope.end(), variables.begin(), variables.end());
   return scope;
 }
@@ -413,15 +449,15 @@ Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Strategy& strat
                                            const Variables& variables) {
   const Order& order = strategy.orders.front();
   const std::vector<int64_t> tasks = tasks_of_microbatch(dag, strategy);
-  PIPER_ASSIGN(const size_t axis, axis_of(dag, order));
+  PIPER_ASSIGN(const OrderPlaces places, OrderPlaces::make(dag, order));
   std::vector<int64_t> limits(dag.cells.size(), std::numeric_limits<int64_t>::max() / 4);
   for (size_t cell = 0; cell < dag.cells.size() && order.policy->in_flight; ++cell) {
     PIPER_ASSIGN(limits[cell],
-                 order.policy->in_flight->evaluate(scope_of(dag, cell, axis, variables)));
+                 order.policy->in_flight->evaluate(scope_of(dag, cell, places, variables)));
     if (limits[cell] < 1)
       return fail(order.policy->in_flight_at,
-                  "policy: in_flight is {} on {}={}, but must be at least 1", limits[cell],
-                  order.each, dag.cells[cell][axis]);
+                  "policy: in_flight is {} on {}, but must be at least 1", limits[cell],
+                  places.name(cell));
     limits[cell] =
         std::min(limits[cell], std::numeric_limits<int64_t>::max() / 4 / tasks[cell]) * tasks[cell];
   }
@@ -484,7 +520,7 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const Strategy& st
                 line_of(orders[0].at, orders[1].at));
   const Order& order = orders.front();
   if (order.policy) return result;
-  PIPER_ASSIGN(const size_t axis, axis_of(dag, order));
+  PIPER_ASSIGN(const OrderPlaces places, OrderPlaces::make(dag, order));
   auto tasks = ordered_tasks(dag);
   const auto of_parts = tasks_of_parts(dag, strategy);
   for (size_t cell = 0; cell < tasks.size(); ++cell)
@@ -492,14 +528,13 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const Strategy& st
                   [&](TaskId id) { return std::ranges::binary_search(of_parts[cell], id); });
   std::vector<std::vector<std::string>> lines(dag.cells.size());
   const auto order_cell = [&](size_t cell) -> Result<ComputeOrder> {
-    const int64_t r = dag.cells[cell][axis];
     PIPER_ASSIGN(const std::vector<OrderItem> items,
-                 expand_order(order, scope_of(dag, cell, axis, variables)));
-    CellOrder taker(dag, strategy, static_cast<int32_t>(cell), r, tasks[cell]);
+                 expand_order(order, scope_of(dag, cell, places, variables)));
+    CellOrder taker(dag, strategy, static_cast<int32_t>(cell), places.name(cell), tasks[cell]);
     PIPER_ASSIGN(ComputeOrder compute, taker.run(items));
     lines[cell].push_back(taker.text(compute));
     for (const std::string& item : taker.absent())
-      lines[cell].push_back(fmt::format("{}={} has nothing to do for '{}'", order.each, r, item));
+      lines[cell].push_back(fmt::format("{} has nothing to do for '{}'", places.name(cell), item));
     return compute;
   };
   std::vector<Result<ComputeOrder>> made(dag.cells.size(), ComputeOrder());

@@ -298,6 +298,24 @@ Result<std::vector<std::string>> placed_parts(const Strategy& strategy) {
   return parts;
 }
 
+namespace {
+
+// Returns whether a scope without captures names ops of several layers, which are one region with
+// all that is between.
+bool joins_layers(const Graph& graph, const Split& split) {
+  if (!split.scope->capture_names().empty()) return false;
+  std::map<std::string, std::string> of_kind;  // a scope, by its path without numbers
+  for (const Node& node : graph.nodes) {
+    if (node.scope.empty() || !split.scope->match(node.scope)) continue;
+    std::string kind = node.scope;
+    std::erase_if(kind, [](char c) { return c >= '0' && c <= '9'; });
+    if (of_kind.try_emplace(kind, node.scope).first->second != node.scope) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& out) {
   int32_t first = 0;
   for (const Split& split : strategy.splits) {
@@ -311,12 +329,18 @@ Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& ou
         "{} region{} in {} parts each, by {}", finder.count(), finder.count() == 1 ? "" : "s",
         split.into, join(std::vector(finder.tensors().begin(), finder.tensors().end()), " or "))};
     if (split.into > 1) {
-      PIPER_ASSIGN(Parts made, cut_in_parts(std::move(step), cut));
+      const bool of_layers = joins_layers(step, split);
+      Result<Parts> made = cut_in_parts(std::move(step), cut);
+      if (!made && of_layers)
+        return std::move(made).error().with_note(
+            "help: the scope names ops of several layers, and what is between belongs to the "
+            "region: '{layer}' in it makes a region of each, \"**/{layer}/mlp/**\"");
+      if (!made) return std::move(made).error();
       lines.push_back(
           fmt::format("{} ops run part by part; after the last part {} values are put "
                       "together, and {} are sums over the parts",
-                      made.ops, made.joined, made.summed));
-      step = std::move(made.graph);
+                      made->ops, made->joined, made->summed));
+      step = std::move(made->graph);
     }
     out.push_back({split.at, "split", std::move(lines)});
   }

@@ -33,7 +33,9 @@ class Caster {
         counts_(precisions.size()) {}
 
   Result<Graph> run(Explanations& out) {
-    for (size_t d = 0; d < precisions_.size(); ++d) PIPER_TRY(choose(d));
+    for (const bool rest : {false, true})
+      for (size_t d = 0; d < precisions_.size(); ++d)
+        if (is_of_rest(precisions_[d]) == rest) PIPER_TRY(choose(d));
     for (size_t d = 0; d < precisions_.size(); ++d) PIPER_TRY(check_masters(d));
     for (const Value& value : graph_.values) original_.push_back(value.type.dtype);
     find_strong();
@@ -69,16 +71,20 @@ class Caster {
       if (precision.match && !precision.match->match(node.scope)) continue;
       PIPER_ASSIGN(const auto met, match_node(graph_, node, precision.where, variables_));
       if (!met) continue;
-      if (chosen_[i] != kUnchosen)
+      if (chosen_[i] != kUnchosen) {
+        const Precision& first = precisions_[static_cast<size_t>(chosen_[i])];
+        if (is_of_rest(precision) && !is_of_rest(first)) continue;
         return fail(precision.at, "precision: {} at '{}' is chosen twice", node.op, node.scope)
-            .with_note("first at " + place_of(precisions_[static_cast<size_t>(chosen_[i])].at))
+            .with_note("first at " + place_of(first.at))
             .with_note(
                 "help: a pattern with '!' takes out what another entry names: match: "
                 "[\"**\", \"!**/lm_head/**\"]");
+      }
       chosen_[i] = static_cast<int32_t>(d);
       ++counts_[d].matched;
       found.insert(node.op);
     }
+    if (counts_[d].matched == 0 && is_of_rest(precision)) return ok_status();
     if (counts_[d].matched == 0)
       return no_ops(graph_, "precision: matches no forward op", precision.at, precision.match,
                     precision.where);
@@ -339,10 +345,13 @@ class Caster {
   }
   // A sweep over types has one in which the model computes anyway.
   static Status no_change(const Precision& precision, const Counts& counts, Explanations& out) {
-    out.push_back({precision.at,
-                   "precision",
-                   {fmt::format("nothing: these {} ops compute in {} anyway, and nothing is cast",
-                                counts.matched, info(precision.compute).name)}});
+    out.push_back(
+        {precision.at,
+         "precision",
+         {counts.matched == 0
+              ? std::string("nothing: other entries speak of all ops")
+              : fmt::format("nothing: these {} ops compute in {} anyway, and nothing is cast",
+                            counts.matched, info(precision.compute).name)}});
     return ok_status();
   }
   Status report(size_t d, Explanations& out) const {

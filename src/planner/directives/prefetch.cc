@@ -56,6 +56,20 @@ bool waits_to_be_needed(const Dag& dag, const Task& task) {
          gathers_parameters(dag, task);
 }
 
+// Returns how many tasks an entry would choose, too, if it did not ask for a pass, and have none.
+Result<int64_t> without_pass(const Dag& dag, const TaskMatcher& matcher, const Prefetch& prefetch,
+                             const std::vector<TaskId>& found, const Variables& variables) {
+  Where others = prefetch.where;
+  std::erase_if(others, [](const Condition& condition) { return condition.tag == "pass"; });
+  if (others.size() == prefetch.where.size()) return 0;
+  PIPER_ASSIGN(const std::vector<TaskId> all, matcher.find(others, variables));
+  return std::ranges::count_if(all, [&](TaskId id) {
+    const Task& task = dag.tasks[id.index()];
+    return waits_to_be_needed(dag, task) && !matcher.is_of_one_pass(id) &&
+           std::ranges::count(found, id) == 0;
+  });
+}
+
 // A message on a stream on which its device computes nothing may wait there for its receive.
 // Receives that are posted when their sends are follow one order over all devices, in which nothing
 // waits in a cycle whatever the streams.
@@ -112,6 +126,10 @@ Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& v
       report.lines.push_back(fmt::format("{} {}{}: {}", count, kind, count == 1 ? "" : "s",
                                          print_distance(distance, unit)));
     }
+    PIPER_ASSIGN(const int64_t left, without_pass(dag, matcher, prefetch, found, variables));
+    if (left > 0)
+      report.lines.push_back(fmt::format(
+          "note: 'pass' leaves {} others out, which several passes read: they have none", left));
     out.push_back(std::move(report));
   }
   if (strategy.streams.empty()) return dag;

@@ -43,7 +43,9 @@ class Recomputer {
   Result<Recomputed> run(Explanations& out) {
     PIPER_TRY(find_variants());
     all_readers_ = readers(graph_);
-    for (size_t d = 0; d < recomputes_.size(); ++d) PIPER_TRY(choose(d));
+    for (const bool rest : {false, true})
+      for (size_t d = 0; d < recomputes_.size(); ++d)
+        if (is_rest(recomputes_[d]) == rest) PIPER_TRY(choose(d));
     kept_.resize(groups_.size());
     for (size_t g = 0; g < groups_.size(); ++g)
       if (recomputes_[groups_[g].directive].budget_bytes) PIPER_TRY(fit(g));
@@ -110,6 +112,13 @@ class Recomputer {
   }
 
   // ---- Which ops ----
+  // A budget is of a whole region.
+  static bool is_rest(const Recompute& one) {
+    return is_of_rest(one) && one.ops.empty() && !one.budget_bytes;
+  }
+  const Recompute& directive_of(int32_t group) const {
+    return recomputes_[groups_[static_cast<size_t>(group)].directive];
+  }
   Status choose(size_t d) {
     const Recompute& recompute = recomputes_[d];
     for (const auto& [op, at] : recompute.ops) {
@@ -125,19 +134,18 @@ class Recomputer {
         PIPER_ASSIGN(const std::optional<Group> group,
                      group_for(d, graph_.nodes[i], variant.micros.front()));
         if (!group) continue;
-        ++matched;
-        if (variant.group[i] != kNone)
+        if (const int32_t known = variant.group[i]; known != kNone) {
+          if (is_rest(recompute) && !is_rest(directive_of(known))) continue;
           return fail(recompute.at, "recompute: {} at '{}' is chosen twice", graph_.nodes[i].op,
                       graph_.nodes[i].scope)
-              .with_note(
-                  "first at " +
-                  place_of(
-                      recomputes_[groups_[static_cast<size_t>(variant.group[i])].directive].at));
+              .with_note("first at " + place_of(directive_of(known).at));
+        }
+        ++matched;
         const auto [it, is_new] = ids_.emplace(*group, static_cast<int32_t>(groups_.size()));
         if (is_new) groups_.push_back(*group);
         variant.group[i] = it->second;
       }
-    return matched > 0 ? ok_status() : matches_nothing(recompute);
+    return matched > 0 || is_rest(recompute) ? ok_status() : matches_nothing(recompute);
   }
   Error matches_nothing(const Recompute& recompute) const {
     std::set<std::string> ops;
@@ -222,11 +230,15 @@ class Recomputer {
         low = middle + 1;
     }
     Kept kept = kept_with(low);
-    if (kept.bytes > *recompute.budget_bytes)
+    if (kept.bytes > *recompute.budget_bytes) {
+      const bool alike = human_bytes(kept.bytes) == human_bytes(*recompute.budget_bytes);
+      const auto text = [&](int64_t bytes) {
+        return alike ? fmt::format("{} B", bytes) : human_bytes(bytes);
+      };
       return fail(recompute.at,
                   "recompute: a microbatch keeps at least {} in {}, more than the budget of {}",
-                  human_bytes(kept.bytes), region_name(groups_[g].tags),
-                  human_bytes(*recompute.budget_bytes));
+                  text(kept.bytes), region_name(groups_[g].tags), text(*recompute.budget_bytes));
+    }
     fitted_.push_back(fmt::format("{} keeps {} a microbatch", region_name(groups_[g].tags),
                                   human_bytes(kept.bytes)));
     kept_[g] = std::move(kept.values);
@@ -244,7 +256,7 @@ class Recomputer {
     const int32_t group = group_of(variant, value);
     if (!kept_[static_cast<size_t>(group)].empty())
       return kept_[static_cast<size_t>(group)][value.index()];
-    if (!recomputes_[groups_[static_cast<size_t>(group)].directive].ops.empty()) return false;
+    if (!directive_of(group).ops.empty()) return false;
     for (NodeId reader : all_readers_[value.index()])
       if (graph_.node(reader).pass == Pass::kF && variant.group[reader.index()] != group)
         return true;
@@ -368,6 +380,31 @@ class Recomputer {
     return out;
   }
 
+  // Returns whether frozen parameters, and none that is trained, are behind what these ops make.
+  bool is_before_training(const std::vector<bool>& chosen) const {
+    std::vector<bool> frozen(graph_.values.size()), trained(graph_.values.size());
+    for (const Param& param : graph_.params)
+      (param.gradient.valid() ? trained : frozen)[param.value.index()] = true;
+    bool is_frozen = false;
+    for (size_t i = 0; i < count_; ++i) {
+      const Node& node = graph_.nodes[i];
+      const auto reads = [&](const std::vector<bool>& of) {
+        return std::ranges::any_of(node.inputs,
+                                   [&](ValueId id) { return id.valid() && of[id.index()]; });
+      };
+      const bool by_trained = reads(trained), by_frozen = reads(frozen);
+      for (const ValueId output : node.outputs)
+        if (output.valid()) {
+          trained[output.index()] = by_trained;
+          frozen[output.index()] = by_frozen;
+        }
+      if (!chosen[i]) continue;
+      if (by_trained) return false;
+      is_frozen = is_frozen || by_frozen;
+    }
+    return is_frozen;
+  }
+
   Status report(size_t d, Explanations& out) const {
     int64_t chosen = 0, again = 0;
     std::set<int32_t> groups;
@@ -388,6 +425,17 @@ class Recomputer {
       if (here) micros.insert(micros.end(), variant.micros.begin(), variant.micros.end());
     }
     std::sort(micros.begin(), micros.end());
+    const std::string nothing = chosen == 0 ? "other entries speak of all ops"
+                                : again == 0 && is_before_training(counted)
+                                    ? fmt::format(
+                                          "the backward pass reads nothing that these {} "
+                                          "ops make: no parameter before them is trained",
+                                          chosen)
+                                    : "";
+    if (!nothing.empty()) {
+      out.push_back({recomputes_[d].at, "recompute", {"nothing: " + nothing}});
+      return ok_status();
+    }
     if (again == 0 && !recomputes_[d].budget_bytes)
       return fail(recomputes_[d].at,
                   "recompute: the backward pass reads nothing that these {} ops make", chosen);

@@ -155,6 +155,22 @@ std::string explain_reduced(const Dag& dag, const Spoken& spoken, const Replicat
       human_bytes(reduced.bytes), replicate.reduce_in.block, change_of(replicate.reduce_in.type));
 }
 
+// Says how many messages gradients are where nothing joins them.
+std::vector<std::string> note_on_messages(const Dag& dag, const Spoken& spoken,
+                                          const Replicate& replicate) {
+  constexpr int64_t kMany = 16, kSmall = 1 << 20;
+  Sums sums;
+  for (const Param& param : spoken.params)
+    if (param.gradient.valid()) sums.add(dag.graph.value(param.gradient).type.bytes());
+  if (replicate.bucket_bytes > 0 || sums.count < kMany || sums.bytes / sums.count >= kSmall)
+    return {};
+  return {fmt::format(
+      "note: {} are {} messages over {}, of {} on average: 'bucket: 25MiB' joins those that are "
+      "ready together",
+      sums.print("gradients"), sums.count, join(replicate.over, ", "),
+      human_bytes(sums.bytes / sums.count))};
+}
+
 // Returns what a directive that cuts states does to the parameters, in words.
 std::vector<std::string> explain_cut(const Dag& dag, const Spoken& spoken,
                                      const Replicate& replicate, int64_t ranks) {
@@ -167,10 +183,11 @@ std::vector<std::string> explain_cut(const Dag& dag, const Spoken& spoken,
   }
   std::vector<std::string> lines;
   const std::string each = replicate.reduce == Replicate::When::kMicrobatch ? "microbatch" : "step";
-  lines.push_back(fmt::format("{} are reduce-scattered over {} once a {}{}, {}, on stream '{}'{}",
-                              trained.print("gradients"), join(replicate.over, ", "), each,
-                              travelling(dag, spoken, replicate, replicate.persist_bytes),
-                              messages(replicate), replicate.stream, order_of(replicate)));
+  if (trained.count > 0)
+    lines.push_back(fmt::format("{} are reduce-scattered over {} once a {}{}, {}, on stream '{}'{}",
+                                trained.print("gradients"), join(replicate.over, ", "), each,
+                                travelling(dag, spoken, replicate, replicate.persist_bytes),
+                                messages(replicate), replicate.stream, order_of(replicate)));
   if (replicate.reduce_in.any()) lines.push_back(explain_reduced(dag, spoken, replicate));
   const auto further = explain_further(dag, spoken, ranks, replicate.persist_bytes);
   lines.insert(lines.end(), further.begin(), further.end());
@@ -178,7 +195,7 @@ std::vector<std::string> explain_cut(const Dag& dag, const Spoken& spoken,
     lines.push_back(
         "note: the single-device plan adds the same numbers in another order, microbatches before "
         "replicas, and differs by rounding: compare with the uncut one");
-  if (spoken.is_last)
+  if (spoken.is_last && trained.count > 0)
     lines.push_back(fmt::format(
         "each of {} ranks updates its part, with its part of the optimizer's states", ranks));
   const Gathered gathered = gathered_of(dag, spoken);
@@ -297,7 +314,7 @@ StateCut cut_of(Dag& dag, const Param& param, const std::vector<size_t>& lines,
   return cut;
 }
 
-// Muon and Adafactor look at whole tensors, which they gather over one level, whose ranks run one
+// Muon and Adafactor look at whole tensors, which they gather over axes whose ranks run one
 // program. `how`: in which other way they are cut; `by`: the entry that says so.
 Status check_whole(const Dag& dag, const StateCut& cut, const Replicate& by,
                    const std::string& how) {
@@ -310,18 +327,15 @@ Status check_whole(const Dag& dag, const StateCut& cut, const Replicate& by,
                  "not supported: states of '{}' that are cut over {}, with an optimizer that looks "
                  "at whole tensors ({})",
                  quote_control(cut.param.name), how, op)
-          .with_note("help: cut them over one axis, or over both in one entry: 'over: [a, b]'");
+          .with_note("help: cut them over axes of the mesh that 'place' does not use");
   }
   return ok_status();
 }
-Status check_levels(const Dag& dag, const StateCut& cut, const Replicate& first,
-                    const Replicate* second) {
-  if (second != nullptr)
-    PIPER_TRY(check_whole(dag, cut, *second,
-                          fmt::format("one axis and then over [{}]", join(second->over, ", "))));
-  for (const int32_t axis : cut.levels[0].over)
-    if (dag.mesh[static_cast<size_t>(axis)].twins)
-      return check_whole(dag, cut, first, "the places of a stage");
+Status check_levels(const Dag& dag, const StateCut& cut, const Replicate& by) {
+  for (const Part& level : cut.levels)
+    for (const int32_t axis : level.over)
+      if (dag.mesh[static_cast<size_t>(axis)].twins)
+        return check_whole(dag, cut, by, "the places of a stage");
   return ok_status();
 }
 
@@ -334,12 +348,12 @@ Status cut_all(Dag& dag, const std::vector<Replicate>& replicates, const Cut& fr
     if (cut.levels.size() == 1) {
       const auto first = std::ranges::find_if(
           lines, [&](size_t line) { return !axes_of(dag, replicates[line]).empty(); });
-      PIPER_TRY(check_levels(dag, cut, replicates[*first], nullptr));
+      PIPER_TRY(check_levels(dag, cut, replicates[*first]));
     } else {
       const auto second = std::ranges::find_if(lines.begin() + 1, lines.end(), [&](size_t line) {
         return !axes_of(dag, replicates[line]).empty();
       });
-      PIPER_TRY(check_levels(dag, cut, replicates[lines.front()], &replicates[*second]));
+      PIPER_TRY(check_levels(dag, cut, replicates[lines.front()]));
       const std::string help = "help: say it of the entry over [" +
                                join(replicates[lines.front()].over, ", ") +
                                "], which cuts them first";
@@ -448,6 +462,9 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, c
           join(replicate.over, ", "), travelling(dag, of, replicate, 0), messages(replicate),
           replicate.stream, order_of(replicate)));
     }
+    if (ranks > 1)
+      for (std::string& line : note_on_messages(dag, of, replicate))
+        report.lines.push_back(std::move(line));
     out.push_back(std::move(report));
   }
   return dag;

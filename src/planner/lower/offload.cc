@@ -121,6 +121,15 @@ class Copier {
     copy(host, again, start_of(comes - between), -1, offload, micro, role_.body[at(needed)]);
   }
 
+  // Returns whether an entry speaks of a parameter, or of its states: by name, or as of the rest.
+  bool speaks_of(const Offload& offload, std::string_view param) const {
+    const auto names = [&](const Offload& one) {
+      return one.optimizer == offload.optimizer && one.parameters == offload.parameters &&
+             std::ranges::binary_search(one.names, param);
+    };
+    return offload.names.empty() ? std::ranges::none_of(dag_.offloads, names) : names(offload);
+  }
+
   // ---- States ----
   // Keeps on the host the states that only one instruction reads and writes, and copies them for
   // it.
@@ -131,6 +140,7 @@ class Copier {
       if (tensor.kind != BufferKind::kState || !tensor.param.empty() || tensor.host ||
           tensor.previous_of >= 0 || tensor.copy_of >= 0)
         continue;
+      if (!speaks_of(offload, tensor.name.substr(0, tensor.name.rfind('.')))) continue;
       if (accesses_[b].size() != 1 || num_elements(tensor.type.shape) <= 1) {
         ++count.stay;
         continue;
@@ -167,8 +177,9 @@ class Copier {
   // Keeps parameters, or this rank's parts of them, on the host, and brings them for each use: of
   // programs that follow one another once. The update's use is the last; what it leaves goes back.
   void move_parameters(const Offload& offload, OffloadCount& count) {
-    const auto is_kept = [](const Tensor& tensor) {
-      return tensor.kind == BufferKind::kState && (!tensor.param.empty() || tensor.copy_of >= 0);
+    const auto is_kept = [&](const Tensor& tensor) {
+      return tensor.kind == BufferKind::kState && (!tensor.param.empty() || tensor.copy_of >= 0) &&
+             speaks_of(offload, role_.original(tensor).param);
     };
     for (size_t b = 0; b < accesses_.size(); ++b) {
       if (!is_kept(role_.tensor(role_.buffers[b])) || accesses_[b].empty()) continue;

@@ -95,11 +95,14 @@ Error no_tokens(const Rewriter& rewriter, const Node& node, const AttentionCut& 
     error.notes.push_back(fmt::format(
         "they follow from '{}', whose blocks end at {} in {}, which needs all of it",
         quote_control(state.graph.value(end->value).name), reader.op, quote_control(reader.scope)));
-    error.notes.push_back(
+    error.notes.push_back(fmt::format(
         "help: let such tokens be an input of the model, as the ids of a decoder beside its "
-        "labels, "
-        "or name those attentions alone that have tokens in blocks, as by `attention: "
-        "\"**/encoder/**\"`; the others gather keys and values");
+        "labels; "
+        "or cut those that the model makes, in place of inputs, as by `shard: {{scope: \"{}\", "
+        "dim: "
+        "1, over: {}}}`; or name those attentions alone that have tokens in blocks, as by "
+        "`attention: \"**/encoder/**\"`; the others gather keys and values",
+        quote_control(reader.scope), axis));
     return error;
   }
   error.notes.push_back(
@@ -316,8 +319,12 @@ Status lower_attention(Rewriter& rewriter, NodeId id, const Loops& loops, const 
       k.kind == kCut ? state.type_of(node.inputs[1]).shape[static_cast<size_t>(k.dim)] : 0;
   if (extent == 0 || extent % (k.outer * ranks) != 0)
     return refusal(state, node, how,
-                   fmt::format("has {} {}, which {} ranks of '{}' do not divide", extent,
-                               in_turn ? "keys" : "heads of keys", ranks, state.cut.name));
+                   fmt::format("has {} {}, which cannot be cut into {} equal blocks over '{}'",
+                               extent, in_turn ? "keys" : "heads of keys", ranks, state.cut.name))
+        .with_note(in_turn
+                       ? "help: `by: gather` cuts the queries alone"
+                       : "help: `by: ring` or `by: gather` cuts no heads; <context/usp> goes by "
+                         "heads over some of the ranks, and by ring over the others");
   if (in_turn && node.outputs.size() > 3 && state.type_of(node.inputs[mask_of(node)]).shape[2] == 1)
     return refusal(state, node, how,
                    "trains a mask that all queries share, which is not done by ring");
