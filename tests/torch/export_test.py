@@ -438,6 +438,7 @@ class Odd(nn.Module):
     def __init__(self, kind, part=None):
         super().__init__()
         self.fc, self.kind, self.part = nn.Linear(4, 4), kind, part
+        self.head = lambda h: h @ self.fc.weight
         if kind == "complex":
             self.turn = nn.Parameter(torch.randn(4, dtype=torch.cfloat))
 
@@ -516,6 +517,44 @@ class Odd(nn.Module):
         mixed = torch.where(x[:, :3] > 0, mixed, mixed[:, [2, 0, 1]]) + F.pad(mixed[:, 1:], (0, 1))
         return torch.view_as_real(mixed).square().mean() + mixed[:, 0].abs().mean() + torch.einsum("bi,bi->b", turn, torch.complex(x, h)).abs().mean()
 
+    def places(self, h, x):
+        """Functions by equivalents: where numbers lie, and the largest of them."""
+        grows, edges = x.detach().cumsum(-1).sort(-1).values, torch.linspace(-1, 1, 4).to(x)
+        weight = torch.searchsorted(grows, x, right=True) + torch.searchsorted(edges, x) + torch.isin(x.round(), edges.round())
+        chosen = torch.cat([torch.combinations(h[0], 2).prod(-1), F.adaptive_max_pool1d(h, 3).flatten(), F.adaptive_max_pool2d(h[:, None], (3, 2)).flatten()])
+        return (torch.cummax(h, 1).values * weight + torch.cummin(h, 0)[0]).square().mean() + chosen.square().mean()
+
+    def likely(self, h, x):
+        """A likelihood of Student's t, windows in front of a Fourier transform, and a sum of a sparse matrix, as models of time series and adapters have them."""
+        degrees = F.softplus(h) + 2
+        likelihood = torch.distributions.StudentT(degrees, x, degrees.sqrt()).log_prob(x.flip(0)).mean() + torch.digamma(degrees).mean()
+        weight = self.fc.weight + torch.sparse_coo_tensor(torch.tensor([[0, 2, 2], [1, 3, 3]]), h[0, :3], (4, 4))
+        heard = [torch.stft(h, 4, 2, window=window(4, dtype=h.dtype), return_complex=True).conj() for window in (torch.hann_window, torch.hamming_window)]
+        return likelihood + sum(one.imag.square().mean() for one in heard) + F.linear(x, weight).square().mean()
+
+    def solved(self, h, x):
+        square = h.mT @ h + torch.eye(4).to(h)
+        factor = torch.linalg.cholesky(square)
+        normal = torch.distributions.MultivariateNormal(x.mean(0), scale_tril=factor).log_prob(x).mean()
+        return (normal + torch.linalg.det(square) + torch.logdet(square) + torch.linalg.slogdet(h)[1] + torch.cholesky_solve(x.mT, factor).square().mean()
+                + torch.linalg.solve_triangular(square.triu(), x, upper=True, left=False).square().mean())
+
+    def pooled(self, h, x):
+        """The largest, the smallest and the mean of groups, as layers of graphs take them; and products of numbers of two types."""
+        groups = torch.tensor([0, 2, 0, 2])
+        rows = groups[:, None].expand(4, 4)
+        out = [h.new_zeros(3, 4).scatter_reduce_(0, rows, h.relu(), kind, include_self=kind == "amin") for kind in ("amax", "amin", "mean")]
+        turns = torch.einsum("i,j->ij", torch.arange(4), h[0])
+        return torch.cat(out).square().mean() + turns.sin().mean()
+
+    def closes(self, h, x):
+        return self.head(h).square().mean()
+
+    def registers(self, h, x):
+        if not hasattr(self, "slopes"):
+            self.register_buffer("slopes", torch.arange(4) / 4, persistent=False)
+        return (h * self.slopes).square().mean()
+
     def keyed(self, h, x):
         return (h * len(set((x > 0).sum(1).tolist()))).square().mean()
 
@@ -578,6 +617,46 @@ def assert_instance_norms_have_either():
         for bias in (shift, None):
             wanted, got = (norm(x, torch.zeros(3), torch.ones(3), weight, bias, True) for norm in (F.instance_norm, instance_norm))
             assert torch.allclose(wanted, got, atol=1e-5), "instance_norm"
+
+
+def assert_equivalents_are_those_of_torch():
+    """Values and gradients, in float64."""
+    x, squares = torch.randn(3, 4, 7).double(), torch.randn(3, 4, 4).double()
+    positive = squares @ squares.mT + torch.eye(4)
+    uneven = positive + 1e-3 * torch.randn(4, 4).double()  # of which one triangle is read
+    numbers = torch.cat([torch.linspace(-5.3, 12.1, 40), torch.tensor([1.0, 2.0, 100.0, 1e5])]).double()
+    cases = [("lgamma", torch.lgamma, (numbers,), {}), ("digamma", torch.digamma, (numbers,), {}), ("combinations", torch.combinations, (x[0, 0], 3), {}),
+             ("combinations", torch.combinations, (x[0, 0], 2, True), {}), ("linalg_det", torch.linalg.det, (squares,), {}), ("logdet", torch.logdet, (squares,), {}),
+             ("linalg_slogdet", torch.linalg.slogdet, (squares,), {}), ("cholesky_solve", torch.cholesky_solve, (x, torch.linalg.cholesky(positive)), {}),
+             ("adaptive_max_pool1d", F.adaptive_max_pool1d, (x, 5), {}), ("adaptive_max_pool2d", F.adaptive_max_pool2d, (x, (3, None)), {}),
+             ("adaptive_max_pool3d", F.adaptive_max_pool3d, (x[None], (2, 3, 5)), {})]
+    cases += [(name, getattr(torch, name), (values, dim), {}) for name in ("cummax", "cummin") for values in (x, x.round()) for dim in (0, 1, -1)]
+    index = torch.tensor([0, 2, 0, 2])[:, None].expand(4, 7)
+    cases += [("scatter_reduce", torch.scatter_reduce, (value, 0, index, x[0].round(), kind), dict(include_self=include))
+              for value in (x[1].round(), x[1]) for kind in ("mean", "amax", "amin", "sum", "prod") for include in (False, True)]
+    cases += [("linalg_cholesky", torch.linalg.cholesky, (uneven,), dict(upper=upper)) for upper in (False, True)]
+    cases += [("linalg_solve_triangular", torch.linalg.solve_triangular, (squares, x if left else x.mT), dict(upper=upper, left=left, unitriangular=unit))
+              for upper in (False, True) for left in (False, True) for unit in (False, True)]
+    for name, own, args, options in cases:
+        results = []
+        for function in own, EQUIVALENTS[name]:
+            taken = args[0].clone().requires_grad_()
+            out = function(taken, *args[1:], **options)
+            out = [out] if isinstance(out, torch.Tensor) else [*out]
+            weighted = [(one * torch.arange(one.numel()).view(one.shape)).nansum() for one in out if one.requires_grad]
+            results.append([*out, *torch.autograd.grad(sum(weighted), taken)])
+        for wanted, got in zip(*results):
+            assert wanted.dtype == got.dtype and torch.allclose(wanted, got, rtol=1e-7, atol=1e-8, equal_nan=True), f"{name} {options}"
+    grows = x.sort(-1).values
+    for rows, wanted in (grows, x), (grows[0, 0], x), (grows[0, 0], 0.2):
+        for right in False, True:
+            assert torch.equal(torch.searchsorted(rows, wanted, right=right), EQUIVALENTS["searchsorted"](rows, wanted, right=right)), "searchsorted"
+    for name in "hann_window", "hamming_window", "blackman_window":
+        for periodic in False, True:
+            for length in 1, 6, 7:
+                wanted, got = (function(length, periodic, dtype=torch.float64) for function in (getattr(torch, name), EQUIVALENTS[name]))
+                assert torch.allclose(wanted, got, atol=1e-12), name
+    assert torch.equal(torch.isin(x.round(), torch.arange(2), invert=True), EQUIVALENTS["isin"](x.round(), torch.arange(2), invert=True)), "isin"
 
 
 def listed(path):
@@ -690,7 +769,8 @@ def main():
                    finite=["is one of PyTorch: loss", "forward asks whether numbers are finite"], parts=["is one of PyTorch: loss"],
                    sized=["what it does there depends on values that inputs or parameters decide (", "int(torch.max("],
                    checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],
-                   kept=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"],
+                   kept=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"], registers=["is one of PyTorch: loss"],
+                   pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["refused: torch.onnx does not write Odd: aten.roll (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
@@ -700,9 +780,11 @@ def main():
             odd = Odd(kind)
             cases.append((said(odd, (batches[0],), path), words))
             assert kind not in ("kept", "beside") or differences_after(odd, batches, path) == []
+        cases.append((said(Odd("tiny"), (batches[0],), path, batch=None), ["is one of PyTorch: loss"]))
         cases.append((said(Odd("bytes"), (torch.randint(0, 256, (4, 4), dtype=torch.uint8),), path), ["is one of PyTorch: loss"]))
         assert_products_count()
         assert_instance_norms_have_either()
+        assert_equivalents_are_those_of_torch()
         for case in range(12):
             assert_ctc_is_that_of_torch(case)
         cases.append((said(Clamped(), (torch.randn(4, 6),), path), ["is one of PyTorch: loss"]))

@@ -121,7 +121,7 @@ class Step:
             loss.backward()
         self.dtype, self.loss = dtype, loss.item()
         self.gradients = {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
-        self.buffers = {name: value for name, value in kept().items() if not torch.equal(value, before[name])}
+        self.buffers = {name: value for name, value in kept().items() if name in before and not torch.equal(value, before[name])}  # not caches that forward registers
 
     def not_finite(self):
         """What of it is no number, if anything is."""

@@ -67,6 +67,9 @@ def take_losses_apart(program):
 
 def complex_by_parts(program):
     """torch.onnx writes few functions of complex numbers: the others are written of their two parts."""
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten._neg_view.default:  # of the imaginary part of a conjugate
+            node.target = torch.ops.aten.neg.default
     for node in [node for node in program.graph.nodes if node.target in OF_PARTS]:
         leaves = [leaf.meta.get("val") for leaf in node.all_input_nodes]
         if not any(isinstance(leaf, torch.Tensor) and leaf.is_complex() for leaf in leaves):

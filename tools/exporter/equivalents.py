@@ -1,9 +1,14 @@
 """Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it writes."""
+import functools
+import itertools
+import math
+
 import torch
 import torch.nn.functional as F
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .errors import NotExported
+from .linear_algebra import BY_ELIMINATION
 
 
 def attention_of_four_dims(attention, bound):
@@ -54,6 +59,139 @@ def cumulated_product(input, dim, dtype=None):
     for k in range(1, len(parts)):
         parts[k] = parts[k - 1] * parts[k]
     return torch.stack(parts, dim)
+
+
+def cumulated_extreme(name):
+    """The largest numbers up to each, or the smallest, and their places, the last of equal ones: of 2, 4, 8, … numbers, until it is of all."""
+    found, beyond = getattr(torch.return_types, name), torch.gt if name == "cummax" else torch.lt
+    def apply(input, dim):
+        values = input.movedim(dim, -1)
+        places, reach = torch.arange(values.shape[-1], device=input.device).expand(values.shape), 1
+        while reach < values.shape[-1]:
+            earlier, begins = values[..., :-reach], values[..., :reach]
+            takes = beyond(earlier, values[..., reach:]) | (earlier != earlier)
+            places = torch.cat([places[..., :reach], torch.where(takes, places[..., :-reach], places[..., reach:])], -1)
+            values, reach = torch.cat([begins, torch.where(takes, earlier, values[..., reach:])], -1), 2 * reach
+        return found([values.movedim(-1, dim), places.movedim(-1, dim)])
+    return apply
+
+
+def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
+    """Means, and the largest or smallest, with gradients that equal ones share, of which torch.onnx writes other ones or none."""
+    src = src if src.shape == index.shape else src[tuple(slice(0, size) for size in index.shape)]
+    count = torch.zeros_like(input).scatter_add(dim, index, torch.ones_like(src))
+    if reduce == "mean" and input.is_floating_point():
+        own = input if include_self else torch.where(count > 0, torch.zeros_like(input), input)
+        return own.scatter_add(dim, index, src) / (count + 1 if include_self else count.clamp(min=1))
+    if reduce not in ("amax", "amin") or not input.is_floating_point():
+        return input.scatter_reduce(dim, index, src, reduce, include_self=include_self)
+    found = input.detach().scatter_reduce(dim, index, src.detach(), reduce, include_self=include_self)
+    of_input, of_src = (input == found if include_self else count == 0), src == found.gather(dim, index)
+    shares = of_input.to(src.dtype).scatter_add(dim, index, of_src.to(src.dtype))
+    own = torch.where(of_input, input, torch.zeros_like(input))
+    return own.scatter_add(dim, index, torch.where(of_src, src, torch.zeros_like(src))) / shares
+
+
+def in_place(function):
+    return lambda input, *args, **kwargs: input.copy_(function(input, *args, **kwargs))
+
+
+def einsum(equation, *operands):
+    """Of operands of one type."""
+    if not isinstance(equation, str):
+        return torch.einsum(equation, *operands)
+    operands = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    dtype = functools.reduce(torch.promote_types, [one.dtype for one in operands])
+    return torch.einsum(equation, *(one.to(dtype) for one in operands))
+
+
+def search_sorted(sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None):
+    """How many numbers lie before each: all of them are compared."""
+    rows = sorted_sequence if sorter is None else sorted_sequence.gather(-1, sorter)
+    wanted = torch.as_tensor(input, device=rows.device).unsqueeze(-1)
+    rows = rows if rows.dim() == 1 else rows.unsqueeze(-2)
+    before = rows <= wanted if right or side == "right" else rows < wanted
+    return before.to(torch.int32 if out_int32 else torch.int64).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def is_in(elements, test_elements, *, assume_unique=False, invert=False):
+    found = (torch.as_tensor(elements).unsqueeze(-1) == torch.as_tensor(test_elements).flatten()).any(-1)
+    return ~found if invert else found
+
+
+def combinations(input, r=2, with_replacement=False):
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    chosen = torch.tensor(list(choose(range(len(input)), r)), device=input.device).reshape(-1, r)
+    return input[chosen]
+
+
+def log_gamma(input):
+    """By Stirling's series of numbers from 8 on, to which others are shifted; of those below 1/2 by Euler's reflection."""
+    turned = input < 0.5
+    z, shifted = positive_and_shifted(input, turned)
+    small = z < 8
+    series = (shifted - 0.5) * shifted.log() - shifted + 0.5 * math.log(2 * math.pi)
+    series = series + (1 / 12 - (1 / 360 - (1 / 1260 - 1 / 1680 / shifted**2) / shifted**2) / shifted**2) / shifted
+    for k in range(8):
+        series = series - torch.where(small, z + k, torch.ones_like(z)).log()
+    sine = torch.where(turned, (math.pi * input).sin().abs(), torch.ones_like(input))
+    return torch.where(turned, math.log(math.pi) - sine.log() - series, series)
+
+
+def digamma(input):
+    """The derivative of log_gamma."""
+    turned = input < 0.5
+    z, shifted = positive_and_shifted(input, turned)
+    small, square = z < 8, shifted**-2
+    series = shifted.log() - 0.5 / shifted - square * (1 / 12 - square * (1 / 120 - square * (1 / 252 - square / 240)))
+    for k in range(8):
+        series = series - torch.where(small, 1 / (z + k), torch.zeros_like(z))
+    angle = torch.where(turned, math.pi * input, torch.full_like(input, math.pi / 4))
+    return torch.where(turned, series - math.pi / angle.tan(), series)
+
+
+def positive_and_shifted(input, turned):
+    z = torch.where(turned, 1 - input, input)
+    return z, torch.where(z < 8, z + 8, z)
+
+
+def adaptive_max_pool(count):
+    """Where windows have several sizes, each by a pool of its own."""
+    own, pool = getattr(F, f"adaptive_max_pool{count}d"), getattr(F, f"max_pool{count}d")
+    def apply(input, output_size, return_indices=False):
+        sizes = input.shape[-count:]
+        wanted = [output_size] * count if isinstance(output_size, int) else [size if n is None else n for n, size in zip(output_size, sizes)]
+        if return_indices or all(size % n == 0 for n, size in zip(wanted, sizes)):
+            return own(input, output_size, return_indices)
+        spans = [[(k * size // n, -(-(k + 1) * size // n)) for k in range(n)] for n, size in zip(wanted, sizes)]
+        pooled = [pool(input[(..., *(slice(*span) for span in window))], [end - begin for begin, end in window]).flatten(-count)
+                  for window in itertools.product(*spans)]
+        return torch.cat(pooled, -1).unflatten(-1, wanted)
+    return apply
+
+
+def dense(indices, values, size=None, **options):
+    """A sparse tensor as one that has its zeros: sums and products of both are the same."""
+    if size is None:
+        raise NotExported("sparse_coo_tensor without a size is not supported, as values decide how large it is: give it the size")
+    values = torch.as_tensor(values)
+    places = torch.as_tensor(indices)
+    return torch.zeros(tuple(size), dtype=values.dtype, device=values.device).index_put(tuple(places.unbind(0)), values, accumulate=True)
+
+
+def window(first, second, third=0.0):
+    """Of a sum of cosines."""
+    def apply(window_length, periodic=True, alpha=first, beta=second, *, dtype=None, layout=None, device=None, pin_memory=False, requires_grad=False):
+        dtype = dtype or torch.get_default_dtype()
+        if window_length == 1:
+            return torch.ones(1, dtype=dtype, device=device)
+        turns = torch.arange(window_length, dtype=dtype, device=device) * (2 * math.pi / (window_length if periodic else window_length - 1))
+        return alpha - beta * turns.cos() + third * (2 * turns).cos()
+    return apply
+
+
+def as_it_is(input, *args, **kwargs):
+    return input
 
 
 def masked_scatter(input, mask, source):
@@ -162,43 +300,6 @@ def correlation(input):
     return (found / deviation[:, None] / deviation).clamp(-1, 1)
 
 
-def matrix_exp(A):
-    """By scaling and squaring (Higham, 2005): the series of A·2⁻ⁿ, of a norm of at most 1/2, whose square is taken n times."""
-    size = A.detach().abs().sum(-2).amax(-1)[..., None, None].clamp(min=1e-30)
-    count = (size.log2().ceil() + 1).clamp(0, 24)
-    one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    scaled, out = A * torch.exp2(-count), one
-    for k in range(14, 0, -1):
-        out = one + (scaled @ out) / k
-    for k in range(24):
-        out = torch.where(count > k, out @ out, out)
-    return out
-
-
-def solve(A, B, left=True):
-    """By elimination (Gauss-Jordan), with the largest number of each column as its pivot."""
-    if not left:
-        return solve(A.mT, B.mT).mT
-    vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
-    right = B.unsqueeze(-1) if vector else B
-    size = A.shape[-1]
-    lead = torch.broadcast_shapes(A.shape[:-2], right.shape[:-2])
-    rows = torch.cat([A.expand(*lead, size, size), right.expand(*lead, size, right.shape[-1])], -1)
-    place = torch.arange(size, device=A.device)
-    for k in range(size):
-        pivot = torch.where(place < k, -1.0, rows[..., k].detach().abs()).argmax(-1, keepdim=True)
-        order = torch.where(place == k, pivot, torch.where(place == pivot, torch.full_like(place, k), place))
-        rows = rows.gather(-2, order.unsqueeze(-1).expand(*order.shape, rows.shape[-1]))
-        row = rows[..., k : k + 1, :] / rows[..., k : k + 1, k : k + 1]
-        rows = torch.where((place == k).unsqueeze(-1), row, rows - rows[..., k : k + 1] * row)
-    found = rows[..., size:]
-    return found.squeeze(-1) if vector else found
-
-
-def inverse(A):
-    return solve(A, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))
-
-
 def as_strided(input, size, stride, storage_offset=None):
     """torch.onnx takes what is viewed to lie in memory in the order of its dims: it is viewed in the order in which it lies."""
     own = input.storage_offset()
@@ -269,11 +370,15 @@ def of_softmax(log_probs, lengths):
 
 
 # Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it does.
-EQUIVALENTS = {
+EQUIVALENTS = BY_ELIMINATION | {
     "__and__": bits_and, "__lshift__": shifted_left, "__or__": bits_or, "__rlshift__": lambda input, other: shifted_left(other, input),
     "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "as_strided": as_strided,
-    "bitwise_and": bits_and, "bitwise_left_shift": shifted_left, "bitwise_or": bits_or, "bitwise_right_shift": shifted_right,
-    "cdist": distances, "clamp": clamp, "clip": clamp, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cumprod": cumulated_product, "inverse": inverse,
-    "kthvalue": kth_value, "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_solve": solve, "masked_scatter": masked_scatter, "masked_select": masked_select,
-    "matrix_exp": matrix_exp, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within,
+    **{f"adaptive_max_pool{count}d": adaptive_max_pool(count) for count in (1, 2, 3)}, "bitwise_and": bits_and, "bitwise_left_shift": shifted_left,
+    "bitwise_or": bits_or, "bitwise_right_shift": shifted_right, "blackman_window": window(0.42, 0.5, 0.08), "cdist": distances, "clamp": clamp, "clip": clamp,
+    "coalesce": as_it_is, "combinations": combinations, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
+    "cummin": cumulated_extreme("cummin"), "cumprod": cumulated_product, "digamma": digamma, "einsum": einsum, "hamming_window": window(0.54, 0.46),
+    "hann_window": window(0.5, 0.5), "isin": is_in, "kthvalue": kth_value, "lgamma": log_gamma, "masked_scatter": masked_scatter,
+    "masked_select": masked_select, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within,
+    "scatter_reduce": scatter_reduce, "scatter_reduce_": in_place(scatter_reduce), "searchsorted": search_sorted, "sparse_coo_tensor": dense,
+    "_sparse_mm": torch.matmul, "special_digamma": digamma, "special_gammaln": log_gamma,
 }

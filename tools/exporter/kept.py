@@ -1,5 +1,6 @@
 """What a module holds, so that it is put back after forward has run, and what of it forward changes."""
 import copy
+import types
 
 import torch
 
@@ -75,4 +76,21 @@ def copy_of(module):
     copied = copy.deepcopy(module, results)
     for one, other in zip(module.parameters(), copied.parameters()):
         vars(other).update(vars(one))  # what is noted of it, which PyTorch does not copy
+    for part in copied.modules():
+        for key, value in vars(part).items():
+            vars(part)[key] = rebound(value, results)
     return copied
+
+
+def rebound(value, copies):
+    """A function of which Python copies only the name, as one that reads the copies of what it reads: `self.head = lambda x: x @ self.table.weight`."""
+    if not isinstance(value, types.FunctionType) or not value.__closure__:
+        return value
+    try:
+        cells = [types.CellType(copies.get(id(cell.cell_contents), cell.cell_contents)) for cell in value.__closure__]
+    except ValueError:  # one is still empty
+        return value
+    made = types.FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
+    made.__kwdefaults__ = value.__kwdefaults__
+    vars(made).update(vars(value))
+    return made

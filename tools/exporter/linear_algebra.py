@@ -1,0 +1,113 @@
+"""Functions of matrices that torch.onnx does not write, by elimination."""
+import torch
+
+
+def matrix_exp(A):
+    """By scaling and squaring (Higham, 2005): the series of A·2⁻ⁿ, of a norm of at most 1/2, whose square is taken n times."""
+    size = A.detach().abs().sum(-2).amax(-1)[..., None, None].clamp(min=1e-30)
+    count = (size.log2().ceil() + 1).clamp(0, 24)
+    one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    scaled, out = A * torch.exp2(-count), one
+    for k in range(14, 0, -1):
+        out = one + (scaled @ out) / k
+    for k in range(24):
+        out = torch.where(count > k, out @ out, out)
+    return out
+
+
+def solve(A, B, left=True):
+    """By elimination (Gauss-Jordan), with the largest number of each column as its pivot."""
+    if not left:
+        return solve(A.mT, B.mT).mT
+    vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
+    right = B.unsqueeze(-1) if vector else B
+    size = A.shape[-1]
+    lead = torch.broadcast_shapes(A.shape[:-2], right.shape[:-2])
+    rows = torch.cat([A.expand(*lead, size, size), right.expand(*lead, size, right.shape[-1])], -1)
+    place = torch.arange(size, device=A.device)
+    for k in range(size):
+        pivot = torch.where(place < k, -1.0, rows[..., k].detach().abs()).argmax(-1, keepdim=True)
+        order = torch.where(place == k, pivot, torch.where(place == pivot, torch.full_like(place, k), place))
+        rows = rows.gather(-2, order.unsqueeze(-1).expand(*order.shape, rows.shape[-1]))
+        row = rows[..., k : k + 1, :] / rows[..., k : k + 1, k : k + 1]
+        rows = torch.where((place == k).unsqueeze(-1), row, rows - rows[..., k : k + 1] * row)
+    found = rows[..., size:]
+    return found.squeeze(-1) if vector else found
+
+
+def inverse(A):
+    return solve(A, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))
+
+
+def cholesky(A, upper=False):
+    """Column by column. It reads one triangle, and its gradient is that of symmetric matrices."""
+    if upper:
+        return cholesky(A.mT).mT
+    half, columns = (A + A.mT) / 2, []
+    rest = half + (A.tril() + A.tril(-1).mT - half).detach()
+    place = torch.arange(A.shape[-1], device=A.device)
+    for k in range(A.shape[-1]):
+        column = rest[..., k] / rest[..., k, k].sqrt().unsqueeze(-1)
+        columns.append(torch.where(place < k, torch.zeros_like(column), column))
+        rest = rest - columns[-1].unsqueeze(-1) * columns[-1].unsqueeze(-2)
+    return torch.stack(columns, -1)
+
+
+def pivots_of(A):
+    """The pivots of elimination, and the sign of the order that it puts rows in."""
+    rows, pivots, place = A, [], torch.arange(A.shape[-1], device=A.device)
+    sign = torch.ones_like(A[..., 0, 0])
+    for k in range(A.shape[-1]):
+        pivot = torch.where(place < k, -1.0, rows[..., k].detach().abs()).argmax(-1, keepdim=True)
+        sign = torch.where(pivot.squeeze(-1) == k, sign, -sign)
+        order = torch.where(place == k, pivot, torch.where(place == pivot, torch.full_like(place, k), place))
+        rows = rows.gather(-2, order.unsqueeze(-1).expand(rows.shape))
+        pivots.append(rows[..., k, k])
+        row = rows[..., k : k + 1, :] / rows[..., k : k + 1, k : k + 1]
+        rows = torch.where((place > k).unsqueeze(-1), rows - rows[..., k : k + 1] * row, rows)
+    return torch.stack(pivots, -1), sign
+
+
+def determinant(A):
+    pivots, sign = pivots_of(A)
+    for pivot in pivots.unbind(-1):
+        sign = sign * pivot
+    return sign
+
+
+def sign_and_log_determinant(A, result=torch.return_types.linalg_slogdet):
+    pivots, sign = pivots_of(A)
+    for pivot in pivots.detach().sign().unbind(-1):
+        sign = sign * pivot
+    return result([sign, pivots.abs().log().sum(-1)])
+
+
+def log_determinant(A):
+    sign, found = sign_and_log_determinant(A)
+    return torch.where(sign < 0, torch.nan, found)
+
+
+def solve_triangular(A, B, *, upper, left=True, unitriangular=False):
+    """Row by row."""
+    if not left:
+        return solve_triangular(A.mT, B.mT, upper=not upper, unitriangular=unitriangular).mT
+    size, found = A.shape[-1], []
+    for k in reversed(range(size)) if upper else range(size):
+        row = B[..., k : k + 1, :]
+        if found:
+            known = torch.cat(found[::-1] if upper else found, -2)
+            row = row - A[..., k : k + 1, k + 1 :] @ known if upper else row - A[..., k : k + 1, :k] @ known
+        found.append(row if unitriangular else row / A[..., k : k + 1, k : k + 1])
+    return torch.cat(found[::-1] if upper else found, -2)
+
+
+def cholesky_solve(B, L, upper=False):
+    lower = L.mT if upper else L
+    return solve_triangular(lower.mT, solve_triangular(lower, B, upper=False), upper=True)
+
+
+BY_ELIMINATION = {
+    "cholesky": cholesky, "cholesky_solve": cholesky_solve, "det": determinant, "inverse": inverse, "linalg_cholesky": cholesky, "linalg_det": determinant,
+    "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_slogdet": sign_and_log_determinant, "linalg_solve": solve,
+    "linalg_solve_triangular": solve_triangular, "logdet": log_determinant, "matrix_exp": matrix_exp, "slogdet": sign_and_log_determinant,
+}
