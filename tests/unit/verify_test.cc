@@ -267,6 +267,16 @@ TEST(Verify, Memory) {
         adds_otherwise(0),
         "sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) reads 'g', which holds a part of a sum, "
         "without saying so"}},
+      // An op that reads its operand more than once may not write its result there.
+      {{{"program=2 args=[2,6,7]", "program=2 args=[7,6,7]"},
+        {"op Add in=[2,3] out=[2]", "op Softmax in=[0] out=[2] {axis=1}"}},
+       {},
+       {"memory: 'B stage=0 mb=1' on rank 0 (and 1 like it) writes 'g' as arg 2 while it still "
+        "needs it as arg 0",
+        "microbatch: 'B stage=0 mb=1' on rank 0 (and 1 like it) adds to 'w0.grad' something else "
+        "than 'B stage=0 mb=0' on rank 0 (and 1 like it) does",
+        "sum: 'B stage=0 mb=1' on rank 0 (and 1 like it) reads 'g', which holds a part of a sum, "
+        "without saying so"}},
   });
 }
 

@@ -102,7 +102,8 @@ class NcclLinks final : public Links {
     const bool is_known = std::any_of(memory_.begin(), memory_.end(),
                                       [&](const auto& each) { return each.at == block.at; });
     if (!is_known) memory_.push_back(block);
-    layout_ = digest(fmt::format("{} {} {} {}", layout_, layout, bytes, block.bytes));
+    layout_ =
+        digest(fmt::format("{} {} {} {} {}", layout_, layout, bytes, block.bytes, at - block.at));
     return ok_status();
   }
 

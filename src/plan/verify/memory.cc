@@ -10,6 +10,7 @@
 
 #include "model.h"
 #include "owners.h"
+#include "piper/ir/ops.h"
 
 namespace piper {
 namespace {
@@ -121,9 +122,32 @@ class CellCheck {
     for (const auto& [buffer, args] : bound)
       for (size_t w : args)
         for (size_t other : args)
-          if (w != other && program.arg_written[w] && touched_after(program, w, other))
+          if (w != other && program.arg_written[w] &&
+              (overwrites(program, w, other) || touched_after(program, w, other)))
             findings_.add("memory", "{} writes {} as arg {} while it still needs it as arg {}",
                           name(place), buffer_name(buffer), w, other);
+  }
+  static bool has(const std::vector<int32_t>& ids, size_t arg) {
+    return std::ranges::count(ids, static_cast<int32_t>(arg)) > 0;
+  }
+  // Returns whether an op writes arg `w` while it reads arg `other`, in other ways than element by
+  // element.
+  static bool overwrites(const Program& program, size_t w, size_t other) {
+    return std::ranges::any_of(program.ops, [&](const ProgramOp& op) {
+      return overwrites(op, static_cast<int32_t>(w), static_cast<int32_t>(other));
+    });
+  }
+  static bool overwrites(const ProgramOp& op, int32_t written, int32_t read) {
+    if (std::ranges::count(op.inputs, read) == 0) return false;
+    const OpDef* def = find_op(op.op);
+    for (size_t o = 0; o < op.outputs.size(); ++o)
+      for (size_t i = 0; i < op.inputs.size(); ++i) {
+        const std::pair way(static_cast<int>(o), static_cast<int>(i));
+        if (op.outputs[o] == written && op.inputs[i] == read &&
+            (!def || std::ranges::count(def->in_place, way) == 0))
+          return true;
+      }
+    return false;
   }
   // Returns whether arg `other` is read or written after the op that first writes arg `w`, or both
   // are written.
@@ -131,9 +155,6 @@ class CellCheck {
     if (program.arg_written[other]) return true;
     bool written = false;
     for (const ProgramOp& op : program.ops) {
-      const auto has = [&](const std::vector<int32_t>& ids, size_t arg) {
-        return std::find(ids.begin(), ids.end(), static_cast<int32_t>(arg)) != ids.end();
-      };
       if (written && has(op.inputs, other)) return true;
       written = written || has(op.outputs, w);
     }

@@ -103,7 +103,8 @@ class Assigner {
     });
     const bool replicates = std::ranges::any_of(
         dag_.mesh, [](const DagAxis& axis) { return axis.replicated && axis.size > 1; });
-    if (any || counts.empty() || !replicates) return ok_status();
+    const bool has_sums = strategy_.replicates.empty() || replicates;  // or axes of one rank
+    if (any || counts.empty() || !has_sums) return ok_status();
     return fail(rule.credit_at,
                 "stream: 'credit' orders sums of gradients over replicas, and '{}' has none that "
                 "come once a step",

@@ -28,7 +28,7 @@ constexpr size_t kShown = 8;  // of what differs
 
 // Says what becomes of the states of the plans and of the checkpoint's tensors.
 struct Loading {
-  int64_t loaded = 0;
+  int64_t loaded = 0, of_model = 0;     // the latter are parameters and buffers
   std::vector<std::string> derived;     // begin as their parameter does
   std::vector<std::string> fresh;       // begin with the plans' initial values
   std::vector<std::string> parameters;  // those of them that are parameters or buffers of the model
@@ -62,6 +62,7 @@ void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointRe
       loading.free.insert(names[0]);
     return;
   }
+  loading.of_model += tensor.init.empty() ? 0 : 1;
   loading.taken.insert(names.begin(), names.end());
   const TensorType& stored = reader.types().at(*found);
   if (stored.shape != tensor.whole_type().shape)
@@ -112,7 +113,8 @@ Status check_states(const StartOptions& asked, const Start& start, const Loading
   const auto is_free = [&](const std::string& name) { return loading.free.contains(name); };
   std::erase_if(fresh, is_free);
   std::erase_if(ignored, is_free);
-  const bool matches = loading.loaded > 0 && loading.different.empty() &&
+  const bool is_other = loading.of_model == 0 && !loading.parameters.empty();
+  const bool matches = loading.loaded > 0 && !is_other && loading.different.empty() &&
                        (!resumes || (fresh.empty() && ignored.empty()));
   if (matches) return ok_status();
   const std::string& folder = start.reader->folder();
