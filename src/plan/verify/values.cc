@@ -39,7 +39,8 @@ class Run {
       std::span<const int32_t> sums)
       : values_(values), program_(program), sums_(sums), held_(args.begin(), args.end()) {
     held_.resize(program.values.size());
-    for (const auto& [value, bytes] : program.literals) held_[value] = symbol_of(bytes);
+    for (const auto& [value, bytes] : program.literals)
+      held_[value] = literal_symbol(program.values[value].dtype, bytes);
   }
 
   std::vector<uint64_t> run() {

@@ -40,6 +40,10 @@ struct WholeShapes {
       extents;  // of ops on parts of a loop: its attribute `whole`
 };
 // Returns the symbol of a rank's position along axes, and of sums of such.
+// Equal bytes of two types are two numbers.
+inline uint64_t literal_symbol(DType dtype, std::string_view bytes) {
+  return join_symbols(symbol_of(bytes), symbol_of(info(dtype).name));
+}
 inline uint64_t position_symbol() { return symbol_of("position"); }
 
 class Values {

@@ -81,11 +81,12 @@ WholeRun::WholeRun(Values& values, const Program& program, std::span<const uint6
       held_(args.begin(), args.end()) {
   held_.resize(program.values.size());
   for (const auto& [value, bytes] : program.literals) {
-    held_[static_cast<size_t>(value)] = symbol_of(bytes);
-    if (values_.made) values_.made->insert(symbol_of(bytes));
+    const uint64_t symbol = literal_symbol(type(value).dtype, bytes);
+    held_[static_cast<size_t>(value)] = symbol;
+    if (values_.made) values_.made->insert(symbol);
     if (std::all_of(bytes.begin(), bytes.end(),
                     [](auto byte) { return byte == decltype(byte)(0); }))
-      values_.rows.try_emplace(symbol_of(bytes), Values::Row{});
+      values_.rows.try_emplace(symbol, Values::Row{});
   }
 }
 
