@@ -63,10 +63,11 @@ Result<int64_t> without_pass(const Dag& dag, const TaskMatcher& matcher, const P
   std::erase_if(others, [](const Condition& condition) { return condition.tag == "pass"; });
   if (others.size() == prefetch.where.size()) return 0;
   PIPER_ASSIGN(const std::vector<TaskId> all, matcher.find(others, variables));
+  std::vector<bool> chosen(dag.tasks.size());
+  for (const TaskId id : found) chosen[id.index()] = true;
   return std::ranges::count_if(all, [&](TaskId id) {
     const Task& task = dag.tasks[id.index()];
-    return waits_to_be_needed(dag, task) && !matcher.is_of_one_pass(id) &&
-           std::ranges::count(found, id) == 0;
+    return waits_to_be_needed(dag, task) && !matcher.is_of_one_pass(id) && !chosen[id.index()];
   });
 }
 
