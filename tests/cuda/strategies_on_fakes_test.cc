@@ -153,6 +153,12 @@ void add_halves(std::vector<Case>& cases) {
     }
     cases.push_back(one);
   }
+  cases.push_back({"layers_again",
+                   {"schedules/1f1b", "memory/zero3", "memory/recompute-by-layer"},
+                   "stages: 1, dp: 2, microbatches: 2"});
+  cases.push_back({"within_a_budget",
+                   {"schedules/1f1b", "memory/zero1", "memory/recompute-by-budget"},
+                   "stages: 2, dp: 2, microbatches: 2, keep: 1"});
   cases.push_back({"optimizer_on_the_host",
                    {"schedules/gpipe", "memory/zero1", "memory/offload"},
                    "stages: 2, dp: 2, microbatches: 2, what: optimizer"});

@@ -106,7 +106,7 @@ bool is_stored(const Tensor& tensor) {
 std::vector<std::string> names_of_state(const RoleProgram& role, const Tensor& tensor) {
   const Tensor& original = role.original(tensor);
   std::vector<std::string> names;
-  const std::string param = name_of_whole(original, original.param);
+  const std::string param = original.param.empty() ? "" : name_of_whole(original, original.param);
   if (original.param.empty()) names.push_back(name_of_whole(tensor, tensor.name));
   // What a checkpoint lacks begins as the next newer version that it has.
   for (int32_t age = original.param.empty() ? 0 : role.age(tensor); age > 0; --age)

@@ -230,8 +230,11 @@ Lies LayoutCheck::moved(Spot member, size_t a, const Lies& from) {
   quiet_ = !from.also.empty();
   Lies made = of_each(from, [&](const Lies& reading) { return move.made_of(reading); });
   if (std::exchange(quiet_, false) && made.kind == Lies::kUnknown) move.made_of(from.readings()[0]);
-  const bool adds = at(member).kind == InstructionKind::kAllReduce;
-  const uint32_t same = adds && made.kind == Lies::kWhole ? made.dims : 0;
+  // Sums of equal elements are equal, and so are those of a block of equal ones.
+  const Instruction& one = at(member);
+  const bool keeps = one.kind == InstructionKind::kAllReduce ||
+                     (one.kind == InstructionKind::kOwnPart && one.dim >= 0);
+  const uint32_t same = keeps && made.kind == Lies::kWhole ? made.dims : 0;
   made = renewed(std::move(made));
   made.dims |= same;
   if (made.kind == Lies::kWhole || made.kind == Lies::kCut)
