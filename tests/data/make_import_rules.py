@@ -193,6 +193,12 @@ CASES = [
     *[case("SoftmaxCrossEntropyLoss", [np.where(np.arange(3) == 0, -np.inf, floats(4, 3)).astype(np.float32), ints(2, 0, 1, 1)], ignore_index=0, reduction=r)
       for r in ("none", "sum", "mean")],
     case("NegativeLogLikelihoodLoss", [np.where(np.arange(3) == 0, -np.inf, floats(4, 3)).astype(np.float32), ints(2, 0, 1, 1), floats(3, low=0.5)], ignore_index=0),
+    # Nothing of a scalar has a place. Sizes times scales in f32, as PyTorch and onnxruntime have them; rows of nothing likewise.
+    case("NonZero", [Const(np.array(1, np.float32))]),
+    as_new("Resize", [floats(1, 1, 10), None, Const(np.array([1, 1, 0.7], np.float32))], dict(opset=18, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+           dict(results=[floats(1, 1, 10)[:, :, [0, 1, 2, 4, 5, 7, 8]]])),
+    as_new("ReduceLogSumExp", [np.array([[-np.inf, -np.inf, -np.inf], [1, 2, -np.inf]], np.float32), Const(ints(1))], dict(opset=18, keepdims=0),
+           dict(results=[np.array([-np.inf, 2.3132617], np.float32)])),
     *OLDER,
 ]
 print("[")

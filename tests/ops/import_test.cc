@@ -128,6 +128,8 @@ void expect_output(const test::Tensor& made, const Json& expected) {
   const std::vector<double> values = numbers(expected["data"]);
   ASSERT_EQ(made.values.size(), values.size());
   for (size_t i = 0; i < values.size(); ++i) {
+    const bool is_infinite = std::isinf(made.values[i]);
+    if (is_infinite && values[i] == std::copysign(1e39, made.values[i])) continue;
     EXPECT_NEAR(made.values[i], values[i], 3e-6 * std::max(1.0, std::fabs(values[i])))
         << "element " << i;
   }
