@@ -109,6 +109,10 @@ case("prelu", lambda x, a: F.prelu(x, a), GRID, T([0.25]))
 case("prelu_channels", lambda x, a: F.prelu(x, a), ROWS, T([0.25, 0.5, -1.0]))
 case("logaddexp_far", torch.logaddexp, T([-1e6, 0.3, -1e4, 20, 2.0]), T([0.3, -1e6, 0.25, -1e6, 2.0]))
 case("logaddexp_of_nothing", torch.logaddexp, T([-torch.inf, 0.3, 1.0]), T([0.3, -torch.inf, 1.0]))
+# Corners of the image, its inside and its outside.
+PLACES = T([[-1, -1], [1, 1], [0, 0.3], [-1, 0.5], [2, -2], [0.25, 1.0]]).reshape(1, 1, 6, 2)
+for padding in ("border", "reflection"):
+    case(f"grid_{padding}", lambda x, places, padding=padding: F.grid_sample(x, places, padding_mode=padding, align_corners=True), IMAGES, PLACES)
 case("base_zero", lambda x, p: torch.pow(x, p), T([0, 0, 0, 1, 2.0]), T([0, 1, 2, 0, 3.0]))
 case("maximum", torch.maximum, SMALL, SMALL.flip(0))
 case("minimum", torch.minimum, SMALL, T(0.5))
