@@ -223,8 +223,8 @@ double worst_of_fast_parts(Adding& shared) {
 TEST(DeviceFabric, FastPartsAreTheLibrarysSums) {
   Adding right, short_of_one{Adding::kLeavesOneOut}, swapped{Adding::kSwapsMembers};
   EXPECT_LE(worst_of_fast_parts(right), 1e-6);
-  // To all; to each: what is cut evenly, or along dims, in turns of a slot; to one: three, one, and
-  // three of a slice.
+  // The library is called for sums to all; for sums to each, of what is cut evenly, or along dims,
+  // in turns of a slot; and for sums to one: three, one, and three of a slice.
   EXPECT_EQ(right.calls, (std::vector<int64_t>{0, 13, 7}));
   EXPECT_GT(worst_of_fast_parts(short_of_one), 0.1);
   EXPECT_GT(worst_of_fast_parts(swapped), 0.1);

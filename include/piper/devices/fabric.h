@@ -48,7 +48,7 @@ struct Shard {
   bool mirrored = false;
   // With one stretch: each part, or term of it, travels so, and all have it as it arrives.
   InBlocks blocks = {};
-  // With one stretch: of each part only so many elements, from there; 0: all.
+  // With one stretch, a message may have `slice` elements of each part, from `first` on; 0: all.
   int64_t first = 0, slice = 0;
   bool operator==(const Shard&) const = default;
   int64_t end() const { return slice > 0 ? first + slice : part_count; }

@@ -51,7 +51,8 @@ struct Policy {
 // Says which letters a pipeline file uses; see below.
 enum class CsvDialect { kDetect, kOld, kNew };
 struct Order {
-  // Mesh axes; the program runs per coordinate of them, row-major; none: those that `place` uses.
+  // The program runs once per coordinate of these mesh axes, row-major; none: of those that `place`
+  // uses.
   std::vector<std::string> each;
   // Text; parsed when read, expanded by expand_order; empty: `rows` are the order.
   std::string program;

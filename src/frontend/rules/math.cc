@@ -29,23 +29,6 @@ Result<Vals> where(RuleContext& c) {
   return single(c.pointwise("Where", {c.in(0), c.in(1), c.in(2)}));
 }
 
-// ---- Bounds -------------------------------------------------------------------------------------
-
-// Says whether what is on a bound has a gradient.
-enum class Bound { kPasses, kStops };
-Result<Val> bounded(RuleContext& c, Val x, const Val& low, const Val& high, Bound at) {
-  const bool stops = at == Bound::kStops;
-  if (low.present()) {
-    PIPER_ASSIGN(const Val below, c.pointwise(stops ? "LessOrEqual" : "Less", {x, low}));
-    PIPER_ASSIGN(x, c.pointwise("Where", {below, low, x}));
-  }
-  if (high.present()) {
-    PIPER_ASSIGN(const Val above, c.pointwise(stops ? "GreaterOrEqual" : "Greater", {x, high}));
-    PIPER_ASSIGN(x, c.pointwise("Where", {above, high, x}));
-  }
-  return x;
-}
-
 // Chains Max, Min, Sum or Mean of any number of operands.
 Result<Val> chain(RuleContext& c, std::string_view op) {
   PIPER_TRY(c.need(1));
@@ -360,6 +343,19 @@ constexpr ImportRule kMathRules[] = {
 };
 
 }  // namespace
+
+Result<Val> bounded(RuleContext& c, Val x, const Val& low, const Val& high, Bound at) {
+  const bool stops = at == Bound::kStops;
+  if (low.present()) {
+    PIPER_ASSIGN(const Val below, c.pointwise(stops ? "LessOrEqual" : "Less", {x, low}));
+    PIPER_ASSIGN(x, c.pointwise("Where", {below, low, x}));
+  }
+  if (high.present()) {
+    PIPER_ASSIGN(const Val above, c.pointwise(stops ? "GreaterOrEqual" : "Greater", {x, high}));
+    PIPER_ASSIGN(x, c.pointwise("Where", {above, high, x}));
+  }
+  return x;
+}
 
 std::span<const ImportRule> math_rules() { return kMathRules; }
 

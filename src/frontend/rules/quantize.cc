@@ -67,14 +67,6 @@ Result<Val> zero_point(RuleContext& c, const Val& x, DType dtype) {
   return c.cast(zero, dtype);
 }
 
-Result<Val> saturated(RuleContext& c, Val y, double low, double high) {
-  for (const auto& [beyond, bound] : {std::pair("Less", low), {"Greater", high}}) {
-    PIPER_ASSIGN(const Val is_beyond, c.pointwise(beyond, {y, c.number(bound, y)}));
-    PIPER_ASSIGN(y, c.pointwise("Where", {is_beyond, c.number(bound, y), y}));
-  }
-  return y;
-}
-
 // clamp(round(x / scale) + zero)
 Result<Vals> quantize(RuleContext& c) {
   PIPER_TRY(c.need(2, 3));
@@ -84,9 +76,9 @@ Result<Vals> quantize(RuleContext& c) {
   if (!info(x.dtype).is_float) return c.error("of {} is not supported", info(x.dtype).name);
   PIPER_ASSIGN(const Val zero, zero_point(c, x, x.dtype));
   PIPER_ASSIGN(Val y, c.pointwise("Div", {x, scale}));
-  // Beyond all ranges, but finite: what is infinite has no rest to round.
+  // Rounding needs a rest, which infinite numbers lack: they become finite, beyond all ranges.
   const double most = x.dtype == DType::kF16 ? 65504 : 0x1p20;
-  PIPER_ASSIGN(y, saturated(c, y, -most, most));
+  PIPER_ASSIGN(y, bounded(c, y, c.number(-most, y), c.number(most, y), Bound::kPasses));
   PIPER_ASSIGN(Val rest, c.pointwise("Round", {y}));
   PIPER_ASSIGN(rest, c.pointwise("Sub", {rest, y}));
   PIPER_ASSIGN(rest, c.pointwise("Detach", {rest}));
@@ -94,7 +86,7 @@ Result<Vals> quantize(RuleContext& c) {
   if (zero.present()) {
     PIPER_ASSIGN(y, c.pointwise("Add", {y, zero}));
   }
-  return single(saturated(c, y, range.low, range.high));
+  return single(bounded(c, y, c.number(range.low, y), c.number(range.high, y), Bound::kPasses));
 }
 
 // (x - zero) · scale

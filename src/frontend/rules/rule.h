@@ -45,6 +45,11 @@ Result<Val> along_axis(RuleContext& c, Result<Val> (*of)(RuleContext&, const Val
 // file, or writes one that does not train, but the call that it notes has it.
 Result<Val> with_attention_dropout(RuleContext& c, const Val& weights);
 
+// Says whether what is on a bound has a gradient.
+enum class Bound { kPasses, kStops };
+// Returns x, and the bounds that are present where it is beyond them.
+Result<Val> bounded(RuleContext& c, Val x, const Val& low, const Val& high, Bound at);
+
 // Returns one value as the whole result of a rule.
 inline Result<Vals> single(Result<Val> value) {
   if (!value) return std::move(value).error();

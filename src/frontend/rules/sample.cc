@@ -14,12 +14,10 @@ Result<Val> plus_number(RuleContext& c, const Val& x, double number) {
 Result<Val> times_number(RuleContext& c, const Val& x, double number) {
   return number == 1 ? x : c.pointwise("Mul", {x, c.number(number, x)});
 }
+
 // A place on the bound has no gradient, as in PyTorch's grid_sample.
 Result<Val> kept_between(RuleContext& c, const Val& x, double low, double high) {
-  PIPER_ASSIGN(const Val below, c.pointwise("LessOrEqual", {x, c.number(low, x)}));
-  PIPER_ASSIGN(const Val y, c.pointwise("Where", {below, c.number(low, x), x}));
-  PIPER_ASSIGN(const Val above, c.pointwise("GreaterOrEqual", {y, c.number(high, x)}));
-  return c.pointwise("Where", {above, c.number(high, x), y});
+  return bounded(c, x, c.number(low, x), c.number(high, x), Bound::kStops);
 }
 
 enum class SamplePadding { kZeros, kBorder, kReflection };

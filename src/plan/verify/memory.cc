@@ -133,20 +133,18 @@ class CellCheck {
   // Returns whether an op writes arg `w` while it reads arg `other`, in other ways than element by
   // element.
   static bool overwrites(const Program& program, size_t w, size_t other) {
-    return std::ranges::any_of(program.ops, [&](const ProgramOp& op) {
-      return overwrites(op, static_cast<int32_t>(w), static_cast<int32_t>(other));
-    });
-  }
-  static bool overwrites(const ProgramOp& op, int32_t written, int32_t read) {
-    if (std::ranges::count(op.inputs, read) == 0) return false;
-    const OpDef* def = find_op(op.op);
-    for (size_t o = 0; o < op.outputs.size(); ++o)
-      for (size_t i = 0; i < op.inputs.size(); ++i) {
-        const std::pair way(static_cast<int>(o), static_cast<int>(i));
-        if (op.outputs[o] == written && op.inputs[i] == read &&
-            (!def || std::ranges::count(def->in_place, way) == 0))
-          return true;
-      }
+    for (const ProgramOp& op : program.ops) {
+      if (!has(op.outputs, w) || !has(op.inputs, other)) continue;
+      const OpDef* def = find_op(op.op);
+      for (size_t o = 0; o < op.outputs.size(); ++o)
+        for (size_t i = 0; i < op.inputs.size(); ++i) {
+          const std::pair way(static_cast<int>(o), static_cast<int>(i));
+          if (op.outputs[o] == static_cast<int32_t>(w) &&
+              op.inputs[i] == static_cast<int32_t>(other) &&
+              (!def || std::ranges::count(def->in_place, way) == 0))
+            return true;
+        }
+    }
     return false;
   }
   // Returns whether arg `other` is read or written after the op that first writes arg `w`, or both

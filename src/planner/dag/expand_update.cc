@@ -102,7 +102,8 @@ void Expander::gather_updated(int32_t cell, std::vector<const Part*> cut) {
     std::string first;
   };
   const UpdateRegions regions(dag_);
-  // By all axes, where updates are tasks of regions these, and what entries of `replicate` say.
+  // The key has all axes, the region where updates are tasks of regions, and what the entry of
+  // `replicate` says: stream and bucket.
   std::map<std::tuple<std::vector<int32_t>, std::optional<size_t>, int32_t, int64_t>, Bucket>
       buckets;
   std::unordered_map<int32_t, ItemId> made;  // by run that was put together

@@ -72,7 +72,7 @@ double bytes_in_training(const TrainSpec& train, const Param& param, const Param
   const OptimizerDef& def = find_optimizer(spec.name);
   const Attrs settings = with_defaults(def, spec.settings);
   double all = (train.ema ? 3 : 2) * own;
-  // Where the direction is made of matrices, it keeps their momentum.
+  // A direction that is made of matrices keeps their momentum.
   if (def.direction && def.find("momentum")) all += own;
   if (!def.states_need.empty() && settings.real(def.states_need) == 0) return all;
   for (size_t s = 0; s < def.states.size(); ++s) {

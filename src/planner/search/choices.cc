@@ -165,7 +165,7 @@ std::vector<SearchChoice> beginnings(const SearchSpace& space, int64_t ranks, in
         if (std::find(all.begin(), all.end(), choice) == all.end()) all.push_back(choice);
       };
       add();
-      // The most that memory allows, and the least: one sample at a time.
+      // One stage begins with all samples at once, and with one sample at a time.
       if (begin.pipeline > 1 || batch % choice.replicas != 0) continue;
       choice.microbatches = std::max<int64_t>(batch / choice.replicas, 1);
       add();

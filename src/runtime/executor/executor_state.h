@@ -93,9 +93,10 @@ struct Queues {
   std::map<int32_t, int32_t> stream_of_route;
   TimedBody times[2];  // by parity of the step, where times are kept
   int32_t begun = -1;  // event: what stands before a section is complete
-  // Of the body: by parity of the step, where reports go, and of the section, where inputs lie.
-  // Usually one of the two parities follows from the other; a step that is run again or a prologue
-  // may change that. -1: none yet. None are kept where some rank cannot.
+  // The body's graphs are kept by parity of the step, which says where reports go, and of the
+  // section, which says where inputs lie. Usually one parity follows from the other; a step that is
+  // run again or a prologue may change that. -1: there is none yet. None are kept where some rank
+  // cannot.
   bool keeps_graphs = false, has_warmed_up = false;
   int32_t graphs[2][2] = {{-1, -1}, {-1, -1}};
 };

@@ -26,7 +26,7 @@ KernelPtr top_k_kernel(int64_t outer, int64_t size, int64_t inner, int64_t k, bo
         return !(largest ? greater(v, u) : greater(u, v)) && a < b;
       };
       const int64_t to = row / inner * k * inner + row % inner;
-      // The first k so far, of which the last one is on top.
+      // The heap holds the first k so far, of which the last one is on top.
       int64_t* const places =
           inner == 1 ? output<int64_t>(p, 2) + to : reinterpret_cast<int64_t*>(scratch);
       for (int64_t i = 0; i < k; ++i) places[i] = i;
