@@ -179,7 +179,8 @@ piper::Status take_switches(Flags& flags) {
   return piper::ok_status();
 }
 
-void add_flags(CLI::App& app, Flags& flags) {
+// What is trained, on what, under which plans.
+void add_source_flags(CLI::App& app, Flags& flags) {
   piper::RunOptions& run = flags.run;
   app.add_option("plan", flags.plans,
                  "a directory of plans (all ranks run here), or one rankN.plan; of several "
@@ -203,6 +204,10 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->type_name("DIR@STEP")
       ->expected(1)
       ->take_all();
+}
+
+void add_evaluation_flags(CLI::App& app, Flags& flags) {
+  piper::RunOptions& run = flags.run;
   app.add_option("--eval-data", run.evaluation,
                  "evaluate on this source, too; NAME=SOURCE for several sets. The plans need "
                  "'piperc --eval'. The first set's loss says which checkpoints are best")
@@ -224,6 +229,11 @@ void add_flags(CLI::App& app, Flags& flags) {
                "evaluate the averages of the parameters ('ema' in the strategy); with --eval-only "
                "those that the checkpoint has")
       ->needs("--eval-data");
+}
+
+// The order of samples, and the files that a run leaves.
+void add_output_flags(CLI::App& app, Flags& flags) {
+  piper::RunOptions& run = flags.run;
   app.add_option("--seed", run.seed, "seed of the shuffling (default: the strategy's)")
       ->type_name("N")
       ->check(between(0, 0x1p64 - 0x1p11, "a whole number from 0 on"));
@@ -253,6 +263,11 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "write the times of programs, messages and collectives in the last 100 steps at "
                  "most (formats/profile.md); without --steps it runs 13 steps, of which 3 warm up")
       ->type_name("FILE.json");
+}
+
+// What ends a job, and what it is compared with.
+void add_check_flags(CLI::App& app, Flags& flags) {
+  piper::RunOptions& run = flags.run;
   const auto seconds = between(1e-3, 1e9, "a number of seconds from 0.001 to 1e9");
   app.add_option("--timeout", run.job.timeout_s,
                  "seconds that a rank waits for another before the job ends; at least five times "
@@ -288,6 +303,11 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "the job ends with exit 11")
       ->type_name("X")
       ->check(between(-1e30, 1e30, "a number"));
+}
+
+// How ranks find each other, and what computes.
+void add_device_flags(CLI::App& app, Flags& flags) {
+  piper::RunOptions& run = flags.run;
   app.add_option("--rendezvous", run.rendezvous,
                  "where rank 0 listens for the others over TCP (default: as the launcher says)")
       ->type_name("HOST:PORT");
@@ -318,7 +338,9 @@ void add_flags(CLI::App& app, Flags& flags) {
          "steps between lines if the output is not a terminal (default: about 20 lines in all)")
       ->type_name("N")
       ->check(a_count(1));
+}
 
+void add_tuning_flags(CLI::App& app, Flags& flags) {
   app.add_option("--products", flags.products,
                  "table of cuBLASLt algorithms for matrix products on a GPU, which --tune wrote "
                  "(default: the built-in table)")
@@ -345,6 +367,15 @@ void add_flags(CLI::App& app, Flags& flags) {
         throw CLI::Success();
       },
       "print which NVIDIA devices and libraries are found, and why others are not");
+}
+
+void add_flags(CLI::App& app, Flags& flags) {
+  add_source_flags(app, flags);
+  add_evaluation_flags(app, flags);
+  add_output_flags(app, flags);
+  add_check_flags(app, flags);
+  add_device_flags(app, flags);
+  add_tuning_flags(app, flags);
   app.add_flag("--picture", flags.picture,
                "draw the schedule before the run, as piperc --picture does");
   piper::suggest_flags(app);

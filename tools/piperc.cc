@@ -52,6 +52,7 @@ struct Flags {
   CompileOptions compile;
   MachineFlags machine;
   std::string output, dump;
+  std::string topics_text;  // as --explain got them
   ExplainTopics topics;
   std::vector<std::string> defines;
   std::vector<std::string> dims;
@@ -228,13 +229,8 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   return 0;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  prepare_process();
-  Flags flags;
-  CLI::App app{kDescription, "piperc"};
-  app.footer(footer());
+// What is compiled, and the files that are written.
+void add_output_flags(CLI::App& app, Flags& flags) {
   app.add_option("model", flags.compile.model, "ONNX file")->required()->type_name("MODEL.onnx");
   app.add_option("strategy", flags.compile.strategy,
                  "strategy file, or a name of the library: '<ddp>'")
@@ -243,14 +239,13 @@ int main(int argc, char** argv) {
       app.add_option("-o,--output", flags.output,
                      "directory to write; it must be new, or hold plans that --force replaces")
           ->type_name("DIR");
-  CLI::Option* tolerate =
-      app.add_option("--tolerate", flags.tolerate,
-                     "also write plans for 1 to K replicas fewer: DIR gets a folder world-N for "
-                     "each number of ranks, and piper-run DIR takes the one for the number of "
-                     "ranks that the launcher started")
-          ->type_name("K")
-          ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-          ->needs(output);
+  app.add_option("--tolerate", flags.tolerate,
+                 "also write plans for 1 to K replicas fewer: DIR gets a folder world-N for "
+                 "each number of ranks, and piper-run DIR takes the one for the number of "
+                 "ranks that the launcher started")
+      ->type_name("K")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->needs(output);
   app.add_option("--emit-onnx-training", flags.emit,
                  "write the model with the strategy's loss and optimizer as ONNX's training_info")
       ->type_name("FILE.onnx");
@@ -264,6 +259,10 @@ int main(int argc, char** argv) {
                  "receives; -old uses the letters of PyTorch 2.5")
       ->check(CLI::IsMember({"compute", "comms", "compute-old", "comms-old"}))
       ->needs(emit_order);
+}
+
+// How the model and the strategy are read.
+void add_input_flags(CLI::App& app, Flags& flags) {
   CLI::Option* describe = app.add_flag("--describe", flags.describe,
                                        "print the model's inputs, parameters, layers and costs, "
                                        "and what is not supported; needs no strategy");
@@ -285,8 +284,10 @@ int main(int argc, char** argv) {
       ->type_name("DIR")
       ->check(CLI::ExistingDirectory)
       ->allow_extra_args(false);
-  std::string topics;
-  app.add_flag("--explain{summary}", topics,
+}
+
+void add_report_flags(CLI::App& app, Flags& flags) {
+  app.add_flag("--explain{summary}", flags.topics_text,
                "print what was found and done; =TOPIC,… of " + explain_topics() +
                    "; on stderr if --dump is given, too")
       ->check([&](const std::string& text) { return read_topics(text, flags.topics); });
@@ -311,6 +312,10 @@ int main(int argc, char** argv) {
          "forward 1, a backward 2, its input and weight parts 1 each. With --cluster: seconds")
       ->check(CLI::IsMember({"flops", "unit"}))
       ->capture_default_str();
+}
+
+// The devices, and which plans for them.
+void add_target_flags(CLI::App& app, Flags& flags) {
   flags.machine.add(app, false);
   app.add_option("--target", flags.compile.target,
                  "the kind of device that the plans are for; they state the memory that it needs")
@@ -321,7 +326,7 @@ int main(int argc, char** argv) {
                "write nothing, and compare the plans with no single-device plan; print the "
                "explanation unless --dump or --explain select other "
                "output. The file of the model's external data may be missing")
-      ->excludes(tolerate);
+      ->excludes(app.get_option("--tolerate"));
   app.add_flag("--eval", flags.compile.evaluation,
                "write plans that can also run the forward pass alone, without dropout and with "
                "running statistics, for piper-run --eval-data");
@@ -334,22 +339,41 @@ int main(int argc, char** argv) {
                            kLargestSingle))
       ->excludes(no_oracles);
   app.add_flag("--timings", flags.timings, "print how long each step took");
+}
+
+// Throws what CLI11 throws for flags that do not go together.
+void check_flags(const CLI::App& app, Flags& flags) {
+  if (flags.dry_run && flags.dump.empty() && flags.topics_text.empty())
+    read_topics("summary", flags.topics);
+  if (!flags.describe && flags.compile.strategy.empty()) throw CLI::RequiredError("strategy");
+  if (!flags.describe && flags.emit.empty() && flags.output.empty() && !flags.dry_run &&
+      flags.dump.empty() && flags.emit_order.empty() && !flags.picture && flags.svg.empty())
+    throw CLI::RequiredError("-o DIR (or --dry-run)");
+  if (app.count("--costs") > 0 && !flags.picture && flags.svg.empty())
+    throw CLI::RequiredError("--costs: --picture or --svg");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  prepare_process();
+  Flags flags;
+  CLI::App app{kDescription, "piperc"};
+  app.footer(footer());
+  add_output_flags(app, flags);
+  add_input_flags(app, flags);
+  add_report_flags(app, flags);
+  add_target_flags(app, flags);
   suggest_flags(app);
   app.set_version_flag("--version", fmt::format("piperc {}", version()));
   try {
     app.parse(argc, argv);
-    if (flags.dry_run && flags.dump.empty() && topics.empty()) read_topics("summary", flags.topics);
-    if (!flags.describe && flags.compile.strategy.empty()) throw CLI::RequiredError("strategy");
-    if (!flags.describe && flags.emit.empty() && flags.output.empty() && !flags.dry_run &&
-        flags.dump.empty() && flags.emit_order.empty() && !flags.picture && flags.svg.empty())
-      throw CLI::RequiredError("-o DIR (or --dry-run)");
+    check_flags(app, flags);
     if (flags.machine.given() && app.count("--target") == 0) {
       const Result<std::string> target = flags.machine.target(flags.compile.library);
       if (!target) return report(target.error());
       flags.compile.target = *target;
     }
-    if (app.count("--costs") > 0 && !flags.picture && flags.svg.empty())
-      throw CLI::RequiredError("--costs: --picture or --svg");
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
   }

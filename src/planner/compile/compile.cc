@@ -548,6 +548,38 @@ Target single_target(const CompileOptions& options, const Cut& cut, Compiled& co
   return Target::kFirst;
 }
 
+// Moves what was imported into `compiled`, and what the file says of training into the strategy;
+// returns the graph with its loss.
+Result<Graph> take_model(Imported& imported, Strategy& strategy, Compiled& compiled) {
+  explain_parameters(strategy, imported, compiled.explanations);
+  PIPER_TRY(use_training(imported, strategy, compiled.explanations));
+  compiled.parameters = std::move(imported.parameters);
+  compiled.constants = std::move(imported.constants);
+  compiled.separated = std::move(imported.separated);
+  compiled.notes = std::move(imported.notes);
+  warn_without_modules(strategy, imported.graph, compiled.warnings);
+  return with_loss(std::move(imported.graph), strategy);
+}
+
+// Adds the values that no step reads or changes, so that checkpoints and exports have them.
+void keep_untouched(std::vector<NamedTensor> untouched, PlanSet& set) {
+  for (NamedTensor& tensor : untouched) {
+    set.tensor_types.emplace_back(kUntouched + tensor.name, tensor.type);
+    set.tensors.emplace_back(kUntouched + tensor.name, std::move(tensor.data));
+  }
+}
+
+void explain_set(const Strategy& strategy, const std::string& target, Compiled& compiled) {
+  explain_fast_sums(strategy, target, compiled.explanations);
+  if (const std::optional<Picture> picture = picture_of(compiled.set)) {
+    predict_time(*picture, compiled.set);
+    if (auto note = explain_pairs(compiled.set, *picture, strategy, compiled.explanations))
+      compiled.notes.push_back(*std::move(note));
+  }
+  for (const LeftOut& one : strategy.left_out)
+    compiled.explanations.push_back({one.at, one.what, {"left out: " + one.why}});
+}
+
 }  // namespace
 
 std::span<const std::string_view> dump_steps() { return kSteps; }
@@ -570,14 +602,7 @@ Result<Compiled> compile(const CompileOptions& options) {
   PIPER_ASSIGN(Imported imported, steps.run("import", read_model, [](const Imported& i) {
     return print_graph(i.graph);
   }));
-  explain_parameters(strategy, imported, compiled.explanations);
-  PIPER_TRY(use_training(imported, strategy, compiled.explanations));
-  compiled.parameters = std::move(imported.parameters);
-  compiled.constants = std::move(imported.constants);
-  compiled.separated = std::move(imported.separated);
-  compiled.notes = std::move(imported.notes);
-  warn_without_modules(strategy, imported.graph, compiled.warnings);
-  PIPER_ASSIGN(Graph graph, with_loss(std::move(imported.graph), strategy));
+  PIPER_ASSIGN(Graph graph, take_model(imported, strategy, compiled));
   PIPER_ASSIGN(graph, find_patterns(std::move(graph), steps, compiled));
   PIPER_ASSIGN(Cut cut, apply_split(strategy, graph.batch, compiled.explanations));
   const Variables variables = scope_of(strategy, cut);
@@ -638,18 +663,8 @@ Result<Compiled> compile(const CompileOptions& options) {
                        outer ? &*outer : nullptr, &of_outer, &trained_parts});
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
-  for (NamedTensor& tensor : imported.untouched) {
-    compiled.set.tensor_types.emplace_back(kUntouched + tensor.name, tensor.type);
-    compiled.set.tensors.emplace_back(kUntouched + tensor.name, std::move(tensor.data));
-  }
-  explain_fast_sums(strategy, options.target, compiled.explanations);
-  if (const std::optional<Picture> picture = picture_of(compiled.set)) {
-    predict_time(*picture, compiled.set);
-    if (auto note = explain_pairs(compiled.set, *picture, strategy, compiled.explanations))
-      compiled.notes.push_back(*std::move(note));
-  }
-  for (const LeftOut& one : strategy.left_out)
-    compiled.explanations.push_back({one.at, one.what, {"left out: " + one.why}});
+  keep_untouched(std::move(imported.untouched), compiled.set);
+  explain_set(strategy, options.target, compiled);
   if (options.oracles) {
     steps.quiet = true;
     PIPER_ASSIGN(compiled.single, plans_of(single_target(options, cut, compiled)));
