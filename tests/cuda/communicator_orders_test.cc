@@ -52,7 +52,10 @@ class Expander {
       if (const Members members = members_of(static_cast<int32_t>(c)); !members.second.empty())
         made_.opened.push_back(members);
     add_section(role_.prologue);
-    for (int step = 0; step < 2; ++step) add_section(role_.body), add_section(role_.outer);
+    for (int step = 0; step < 2; ++step) {
+      add_section(role_.body);
+      for (const OuterUpdate& update : role_.outer_updates) add_section(update.instructions);
+    }
     add_section(role_.epilogue);
     return std::move(made_);
   }
@@ -348,6 +351,7 @@ Result<Compiled> compile_file(const std::string& name, int stages) {
   define("microbatches", 2 * stages);
   define("dp", is_other ? 1 : 2);
   for (const char* param : kTwo) define(param, 2);
+  define("offset", 1);
   const Folder folder;
   CompileOptions options;
   options.model = is_other ? other_model(name) : PIPER_SOURCE_DIR "/samples/gpt/model.onnx";

@@ -232,6 +232,9 @@ void add_axes(std::vector<Case>& cases) {
 void add_sites(std::vector<Case>& cases) {
   const std::string sites = ", microbatches: 2, sites: 2, every: 2, bucket_kib: 1";
   cases.push_back({"sites", {"schedules/gpipe", "sites/diloco"}, "stages: 1" + sites});
+  cases.push_back({"fragments",
+                   {"schedules/1f1b", "sites/fragments"},
+                   "stages: 2, offset: 1, first: \"h/0/**\"" + sites});
   cases.push_back({"sites_of_stages",
                    {"schedules/1f1b", "memory/ddp", "sites/diloco"},
                    "stages: 2, dp: 1" + sites});

@@ -18,6 +18,15 @@ std::string local_steps(int64_t every = kEvery, const char* momentum = "0.9") {
       every, momentum, std::string(momentum) == "0" ? "false" : "true");
 }
 
+// Joins weights at steps 3 and 6, the rest at steps 1, 3, 5 and 7, by another optimizer.
+std::string fragments(int64_t offset = 1) {
+  return fmt::format(
+      "  - local_steps: {{over: site, match: '**/weight', every: 3, outer: {{sgd: {{lr: 0.7, "
+      "momentum: 0.9, nesterov: true}}}}}}\n"
+      "  - local_steps: {{over: site, every: 2, offset: {}, outer: {{adamw: {{lr: 0.01}}}}}}\n",
+      offset);
+}
+
 struct Way {
   const char* name;
   const char* text;  // before the directive
@@ -109,10 +118,8 @@ Result<Compiled> compile_way(const Way& way, const std::string& directive, bool 
 
 class LocalSteps : public ::testing::TestWithParam<Way> {};
 
-TEST_P(LocalSteps, EqualOneDeviceBitForBit) {
-  const Way& way = GetParam();
-  NEED_MODEL(way.model);
-  const auto compiled = compile_way(way, local_steps());
+void expect_one_device(const Way& way, const std::string& directive) {
+  const auto compiled = compile_way(way, directive);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   ASSERT_TRUE(compiled->single);
   const auto ours = train(compiled->set, way.model, kSteps),
@@ -121,6 +128,17 @@ TEST_P(LocalSteps, EqualOneDeviceBitForBit) {
   ASSERT_TRUE(single) << print_error(single.error());
   if (way.same_sums) expect_equal_bits(*ours, *single, way.name);
   EXPECT_LE(largest_difference(*ours, *single), way.same_sums ? 0 : 3e-4) << way.name;
+}
+
+TEST_P(LocalSteps, EqualOneDeviceBitForBit) {
+  NEED_MODEL(GetParam().model);
+  expect_one_device(GetParam(), local_steps());
+}
+
+// Parameters that are joined at steps of their own.
+TEST_P(LocalSteps, InFragmentsEqualOneDevice) {
+  NEED_MODEL(GetParam().model);
+  expect_one_device(GetParam(), fragments());
 }
 
 // The controls: without momentum, and at other steps, the outer optimizer leads elsewhere.
@@ -142,6 +160,20 @@ TEST_P(LocalSteps, OtherOuterOptimizersDiverge) {
 
 INSTANTIATE_TEST_SUITE_P(Ways, LocalSteps, ::testing::ValuesIn(kWays),
                          [](const auto& info) { return info.param.name; });
+
+// The control of fragments: other steps of one of them change its parameters, and thereby all.
+TEST(LocalStepsFragments, OtherStepsDiverge) {
+  NEED_MODEL("mlp");
+  std::vector<Trained> trained;
+  for (const int64_t offset : {1, 0}) {
+    const auto compiled = compile_way(kWays[0], fragments(offset));
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    auto one = train(compiled->set, "mlp", kSteps);
+    ASSERT_TRUE(one) << print_error(one.error());
+    trained.push_back(*std::move(one));
+  }
+  EXPECT_GT(largest_difference(trained[1], trained[0]), 1e-4);
+}
 
 // The control: the norm of all sites, and none, clip otherwise than each site's own.
 TEST(LocalStepsClip, ByTheNormOfEachSite) {
@@ -355,21 +387,21 @@ TEST_P(LocalStepsProof, FindsOuterUpdatesThatAreWrong) {
   ASSERT_EQ(compiled->set.roles.size(), 2u);
 
   PlanSet other = compiled->set;
-  for (RoleProgram& role : other.roles) role.outer_every = kEvery + 1;
+  for (RoleProgram& role : other.roles) role.outer_updates[0].every = kEvery + 1;
   EXPECT_NE(first_finding(other, single), "") << "at other steps";
 
   other = compiled->set;
-  other.roles[1].outer_every = kEvery + 1;
+  other.roles[1].outer_updates[0].every = kEvery + 1;
   EXPECT_NE(first_finding(other, single), "") << "one rank at other steps";
 
   other = compiled->set;
-  for (RoleProgram& role : other.roles) role.outer.clear(), role.outer_every = 0;
+  for (RoleProgram& role : other.roles) role.outer_updates.clear();
   EXPECT_NE(first_finding(other, single), "") << "none at all";
 
   for (size_t r = 0; r < 2; ++r)
-    for (size_t i = 0; i < compiled->set.roles[r].outer.size(); ++i) {
+    for (size_t i = 0; i < compiled->set.roles[r].outer_updates[0].instructions.size(); ++i) {
       other = compiled->set;
-      std::vector<Instruction>& outer = other.roles[r].outer;
+      std::vector<Instruction>& outer = other.roles[r].outer_updates[0].instructions;
       const std::string what = fmt::format("role {} without '{}'", r, outer[i].label);
       outer.erase(outer.begin() + static_cast<std::ptrdiff_t>(i));
       for (Instruction& one : outer) {
@@ -378,6 +410,27 @@ TEST_P(LocalStepsProof, FindsOuterUpdatesThatAreWrong) {
       }
       EXPECT_NE(first_finding(other, single), "") << what;
     }
+}
+
+// Fragments: at other steps, one in place of the other, one that does nothing.
+TEST(LocalStepsFragments, AreProven) {
+  NEED_MODEL("mlp");
+  const auto compiled = compile_way(kWays[0], fragments());
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const PlanSet& single = *compiled->single;
+  EXPECT_EQ(first_finding(compiled->set, single), "");
+  const auto finding_of = [&](auto&& change) {
+    PlanSet other = compiled->set;
+    for (RoleProgram& role : other.roles) change(role.outer_updates);
+    return first_finding(other, single);
+  };
+  EXPECT_NE(finding_of([](auto& all) { all[1].offset = 0; }), "") << "at other steps";
+  EXPECT_NE(finding_of([](auto& all) { all[0].instructions.swap(all[1].instructions); }), "");
+  EXPECT_NE(finding_of([](auto& all) { std::swap(all[0], all[1]); }), "") << "in another order";
+  EXPECT_NE(finding_of([](auto& all) { all[1].instructions.clear(); }), "");
+  EXPECT_NE(finding_of([](auto& all) { all.pop_back(); }), "") << "one fragment alone";
+  EXPECT_NE(finding_of([](auto& all) { all.push_back(all[1]); }), "") << "one fragment twice";
+  EXPECT_NE(finding_of([](auto& all) { all[0].instructions = all[1].instructions; }), "");
 }
 
 // Lets each op that `wanted` names read what `choose` says in place of each of its inputs.
@@ -526,6 +579,29 @@ TEST_F(LocalStepsJobs, GoOnElsewhereBetweenOuterUpdates) {
       run("there", "--steps 3 --init " + path("part") + " --checkpoint " + path("fresh"));
   ASSERT_EQ(fresh.first, 0) << fresh.second;
   EXPECT_FALSE(tensors_of("fresh") == wanted);
+}
+
+// The same with fragments: each counts its own updates.
+TEST_F(LocalStepsJobs, InFragmentsGoOnElsewhere) {
+  const std::string train = "train: {global_batch: 12, optimizer: {adamw: {lr: 2e-3}}}\n";
+  compile("here",
+          "mesh: {site: 2}\ndirectives:\n  - split: {dim: batch, into: 6, as: mb}\n" + fragments(),
+          train);
+  compile("there",
+          "include: <1f1b>\nparams: {stages: 2, microbatches: 6}\nmesh: {site: 2}\ndirectives:\n" +
+              fragments(),
+          train);
+  const auto all = run("there", "--steps 8 --checkpoint " + path("all")),
+             part = run("here", "--steps 4 --checkpoint " + path("part")),
+             rest = run("there",
+                        "--steps 8 --resume " + path("part") + " --checkpoint " + path("rest"));
+  for (const auto& one : {all, part, rest}) ASSERT_EQ(one.first, 0) << one.second;
+  EXPECT_TRUE(tensors_of("rest") == tensors_of("all"));
+  const auto simulated = run_shell(
+      fmt::format("{}/bin/piper-sim {} --cluster {}/strategies/clusters/two-cores.yaml 2>&1",
+                  PIPER_BINARY_DIR, path("there"), PIPER_SOURCE_DIR));
+  EXPECT_NE(simulated.second.find("an update each 2 steps from step 1 on"), std::string::npos)
+      << simulated.second;
 }
 
 // Averages move with outer updates, and are of the outer parameters, in parts or whole.

@@ -29,6 +29,8 @@ CLIP = 0.03
 STRATEGIES = {"sites": ("params: {every: EVERY}\n", False),
               "stages": ("include: <1f1b>\nparams: {every: EVERY, stages: 2, microbatches: 2}\n", False),
               "replicas": ("include: <zero1>\nparams: {every: EVERY, dp: 2}\n", False),
+              "fragments": ("params: {every: EVERY, offset: 1, first: 'h/{0..1}/**'}\n", False),
+              "fragments of stages": ("include: <1f1b>\nparams: {every: EVERY, offset: 1, first: 'h/{0..1}/**', stages: 2, microbatches: 2}\n", False),
               "clipped": ("params: {every: EVERY}\n", True),
               "clipped stages": ("include: <1f1b>\nparams: {every: EVERY, stages: 2, microbatches: 2}\n", True),
               "clipped replicas": ("include: <zero2>\nparams: {every: EVERY, dp: 2}\n", True)}
@@ -54,13 +56,15 @@ def clip(sites, by_all):
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
 
 
-def diloco(model, batches, every, momentum, clips=False, by_all=False):
-    """The outer parameters, and those of each site, after all batches."""
+def diloco(model, batches, every, momentum, clips=False, by_all=False, offset=0):
+    """The outer parameters, and those of each site, after all batches. Those of the last two layers are joined `offset` steps after the others."""
     outer = model.double()
     sites = [copy.deepcopy(outer) for _ in range(SITES)]
     inner = [torch.optim.SGD(site.parameters(), lr=0.5, momentum=0.9) if clips else
              torch.optim.AdamW(site.parameters(), lr=3e-3, weight_decay=0.1) for site in sites]
-    joined = torch.optim.SGD(outer.parameters(), lr=0.7, momentum=momentum, nesterov=momentum > 0)
+    fragments = {after: [name for name, _ in outer.named_parameters() if offset == 0 or (name[2] in "23") == (after > 0)] for after in {0, offset}}
+    joined = {after: torch.optim.SGD([outer.get_parameter(name) for name in names], lr=0.7, momentum=momentum, nesterov=momentum > 0)
+              for after, names in fragments.items()}
     for step, batch in enumerate(batches):
         for k, site in enumerate(sites):
             own = slice(k * BATCH // SITES, (k + 1) * BATCH // SITES)
@@ -70,15 +74,14 @@ def diloco(model, batches, every, momentum, clips=False, by_all=False):
             clip(sites, by_all)
         for optimizer in inner:
             optimizer.step()
-        if (step + 1) % every:
-            continue
+        after = (step + 1) % every
         with torch.no_grad():
-            for name, parameter in outer.named_parameters():
-                mean = sum(dict(site.named_parameters())[name] for site in sites) / SITES
-                parameter.grad = parameter - mean
-        joined.step()
+            for name in fragments.get(after, []):
+                outer.get_parameter(name).grad = outer.get_parameter(name) - sum(site.get_parameter(name) for site in sites) / SITES
+        if after in joined:
+            joined[after].step()
         for site in sites:
-            site.load_state_dict(outer.state_dict())
+            site.load_state_dict({name: outer.get_parameter(name) for name in fragments.get(after, [])}, strict=False)
     named = {name: value.detach().clone() for name, value in outer.named_parameters()}
     for k, site in enumerate(sites):
         named |= {f"site.{k}.{name}": value.detach().clone() for name, value in site.named_parameters()}
@@ -108,9 +111,11 @@ def main(folder):
     wanted = {clips: trained(EVERY, 0.9, clips) for clips in (False, True)}
     controls = {clips: [trained(EVERY, 0, clips), trained(EVERY + 1, 0.9, clips)] for clips in (False, True)}
     controls[True].append(trained(EVERY, 0.9, True, True))
+    in_fragments = trained(EVERY, 0.9, False, False, 1)
     for name, (text, clips) in STRATEGIES.items():
-        want = wanted[clips]
-        include = "[<sites/diloco>, <numerics/f64>, FILES]".replace(", FILES", "")
+        fragments = name.startswith("fragments")
+        want, controls_of = (in_fragments, [wanted[False]]) if fragments else (wanted[clips], controls[clips])
+        include = f"[<sites/{'fragments' if fragments else 'diloco'}>, <numerics/f64>]"
         if "include" in text:
             first, text = text.split("\n", 1)
             include = include.replace("]", f", {first.split(': ')[1]}]")
@@ -124,10 +129,10 @@ def main(folder):
         off = difference(got, want)
         if off > BOUND:
             sys.exit(f"{name}: {off:.1e} from PyTorch")
-        for control in controls[clips]:
+        for control in controls_of:
             if difference(got, control) < 1e-4:
                 sys.exit(f"{name}: the outer optimizer makes no difference")
-        print(f"{name}: within {off:.1e} of PyTorch; the controls are {min(difference(got, c) for c in controls[clips]):.1e} off")
+        print(f"{name}: within {off:.1e} of PyTorch; the controls are {min(difference(got, c) for c in controls_of):.1e} off")
 
 
 with tempfile.TemporaryDirectory() as made:

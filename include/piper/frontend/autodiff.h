@@ -18,6 +18,8 @@
 // producer; what leads from a use back to the parameter has those of the use.
 #pragma once
 
+#include <set>
+
 #include "piper/ir/graph.h"
 
 namespace piper {
@@ -121,7 +123,9 @@ Graph copy_for_sites(const Graph& forward, int64_t sites, const std::string& tag
 // parameters, which have the names and initial values of the model, by the mean over the sites of
 // their distance from those of a site, which then become what the outer ones are. Of the regions,
 // by `region_tags` of the graph, that read a parameter the first counts. It has no loss.
+// `names`: of the outer parameters that it is of; `step`: of its counter of updates.
 Result<Graph> outer_step(const Graph& copies, int64_t sites, const TrainSpec& outer,
+                         const std::set<std::string>& names, const std::string& step,
                          std::span<const std::string> region_tags);
 // Returns K and NAME of "site.K.NAME"; nothing: it is another name.
 std::optional<std::pair<int64_t, std::string>> site_of(const std::string& name);

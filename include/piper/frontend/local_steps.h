@@ -1,6 +1,7 @@
 // The directive `local_steps`: sites that train by themselves, and the optimizer between them.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "piper/frontend/autodiff.h"
@@ -10,13 +11,16 @@ namespace piper {
 // Trains a copy of the model on each coordinate of a mesh axis, a *site*, with parameters,
 // optimizer states and samples of its own. After each `every` steps the outer optimizer updates the
 // outer parameters by their gradient, which is their distance from the mean over the sites, and all
-// sites go on with these (DiLoCo, Douillard et al., 2023).
+// sites go on with these (DiLoCo, Douillard et al., 2023). Several entries join parameters of their
+// own, at steps of their own (Streaming DiLoCo, Douillard et al., 2025).
 // - local_steps: {over: site, every: 8, outer: {sgd: {lr: 0.7, momentum: 0.9, nesterov: true}}}
 struct LocalSteps {
   std::string over;
+  std::optional<Glob> match;  // parameters by path; nothing: all others
   int64_t every = 1;
-  TrainSpec outer;  // one group, of all parameters
-  SourceSpan at, over_at, outer_at;
+  int64_t offset = 0;  // steps after a multiple of `every`
+  TrainSpec outer;     // one group, of all parameters
+  SourceSpan at, over_at, match_at, offset_at, outer_at;
 };
 
 }  // namespace piper

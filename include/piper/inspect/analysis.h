@@ -58,8 +58,8 @@ struct StepReport {
   double span = 0;   // the largest span of a row: what steps take that follow without a barrier
   double bound = 0;  // the work of the busiest device: no order of it is shorter
   double idle = 0;   // share of all devices' time in a steady step
-  double outer = 0;  // an outer update; 0: there is none
-  double evaluation = 0;  // the forward pass alone, of one batch; 0: the plans cannot evaluate
+  std::vector<double> outer;  // each outer update
+  double evaluation = 0;      // the forward pass alone, of one batch; 0: the plans cannot evaluate
   std::vector<RowTimes> rows;
   std::vector<MovedKind> moved;     // most exposed first
   std::vector<PathKind> path;       // of a steady step, longest first

@@ -89,6 +89,11 @@ struct OffloadSummary {
   int64_t values = 0, bytes = 0;
 };
 
+struct OuterSummary {
+  int64_t every = 0, offset = 0;  // see OuterUpdate
+  int64_t bytes = 0;              // sent by a rank
+};
+
 struct RoleSummary {
   std::string digest;
   std::string target, table;  // as RoleProgram has them
@@ -99,11 +104,11 @@ struct RoleSummary {
   std::vector<IssueSummary> issues;
   std::vector<StreamSummary> streams;  // on which something runs
   std::vector<OffloadSummary> offloads;
-  Settings train;                            // of the whole step: see Summary
-  Settings inputs;                           // "i64[16,128] from 0 to 255"
-  double flops = 0;                          // of a step
-  std::optional<double> evaluation_flops;    // of a batch, where the plans can evaluate
-  int64_t outer_every = 0, outer_bytes = 0;  // steps between outer updates; what one of them sends
+  Settings train;                          // of the whole step: see Summary
+  Settings inputs;                         // "i64[16,128] from 0 to 255"
+  double flops = 0;                        // of a step
+  std::optional<double> evaluation_flops;  // of a batch, where the plans can evaluate
+  std::vector<OuterSummary> outer;         // by outer update
   int64_t elements = 0;
   int64_t weight_bytes = 0, optimizer_bytes = 0, constant_bytes = 0;
   int64_t step_bytes = 0;  // gradients, activations in flight, inputs

@@ -15,7 +15,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 16;
+inline constexpr int kPlanFormatVersion = 17;
 
 struct RankHeader {
   int32_t rank = 0;

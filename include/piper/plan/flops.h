@@ -44,7 +44,7 @@ int64_t largest_peak(const PlanSet& set);
 // Returns the bytes that go through the instruction: of whole tensors where they are cut.
 int64_t bytes_through(const RoleProgram& role, const Instruction& one);
 // Returns the bytes that go through the sends and collectives of an outer update.
-int64_t outer_bytes(const RoleProgram& role);
+int64_t outer_bytes(const RoleProgram& role, const OuterUpdate& update);
 // Returns the way of what stays on a rank: "device", "host", "device to host", "host to device".
 std::string way_of(const RoleProgram& role, const Instruction& one);
 

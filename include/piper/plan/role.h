@@ -153,6 +153,15 @@ struct DataInput {
   bool operator==(const DataInput&) const = default;
 };
 
+// Is a step of its own, of an outer optimizer of some parameters, at the end of each step t,
+// counted from 1, with t % every = offset. It reads no inputs and reports nothing. All roles have
+// as many, at the same steps; one that holds none of the parameters has no instructions.
+struct OuterUpdate {
+  int64_t every = 0, offset = 0;
+  std::vector<Instruction> instructions;
+  bool operator==(const OuterUpdate&) const = default;
+};
+
 using Mesh = std::vector<std::pair<std::string, int64_t>>;  // axes and sizes, row-major ranks
 
 // Holds what all ranks of one role execute. `prologue` runs once, `body` once a step, `epilogue`
@@ -173,10 +182,7 @@ struct RoleProgram {
   // The forward pass alone, of one batch, which writes no state: it may run wherever a step may
   // begin that no other overlaps with. Empty: the plan cannot evaluate.
   std::vector<Instruction> evaluation;
-  // Runs at the end of each step whose number, counted from 1, `outer_every` divides, as a step of
-  // its own: the outer optimizer. It reads no inputs and reports nothing. Empty: there is none.
-  std::vector<Instruction> outer;
-  int64_t outer_every = 0;
+  std::vector<OuterUpdate> outer_updates;
   std::vector<Report> reports;
   std::vector<Report> evaluation_reports;  // "loss" and, where it is no mean over samples, "weight"
   // Above 0: steps overlap, see windows.h. A body finishes one step and goes on with so many after
@@ -186,8 +192,7 @@ struct RoleProgram {
   int64_t batch = 0;        // samples of the global batch, or of each share of it
   int64_t arena_bytes = 0;  // greatest buffer end on the device
   int64_t host_bytes = 0;   // greatest buffer end on the host
-  // Of the host, beside its arena: what it brings to a device that works by itself, of two
-  // sections.
+  // Beside the host's arena: what it brings to a device that works by itself, of two sections.
   int64_t staging_bytes = 0;
   // The kind of device that the plan is made for. What that takes beside the arenas is stated, and
   // never exceeded: for the values inside programs, by stream; for weights in a form that its
@@ -200,12 +205,8 @@ struct RoleProgram {
   int64_t transport_bytes = 0;
   int64_t scratch_bytes = 0;
   // Return all sections, those that are empty, too.
-  std::array<const std::vector<Instruction>*, 5> sections() const {
-    return {&prologue, &body, &epilogue, &evaluation, &outer};
-  }
-  std::array<std::vector<Instruction>*, 5> sections() {
-    return {&prologue, &body, &epilogue, &evaluation, &outer};
-  }
+  std::vector<const std::vector<Instruction>*> sections() const;
+  std::vector<std::vector<Instruction>*> sections();
   int64_t samples() const;  // of a step, over all shares
   const Tensor& tensor(const Buffer& buffer) const {
     return tensors[static_cast<size_t>(buffer.tensor)];
@@ -227,8 +228,7 @@ struct RoleProgram {
   std::string name(const Buffer& buffer) const;
   std::string name(int32_t buffer) const { return name(buffers[static_cast<size_t>(buffer)]); }
   int32_t add_buffer(Tensor tensor, int32_t micro = -1);  // with a tensor of its own
-  // Returns the device's memory that the plan states: the arena, and what the target takes beside
-  // it.
+  // Returns the device's memory that the plan states: the arena, and what the target takes besides.
   int64_t peak_bytes() const;
   bool operator==(const RoleProgram&) const = default;
 };

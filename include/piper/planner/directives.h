@@ -29,11 +29,11 @@ int64_t sites_of(const Strategy& strategy);
 // Adds the place of each site's ops, by the tag that has the name of its axis. Error: what does not
 // go with local steps.
 Result<Strategy> place_sites(Strategy strategy);
-// Makes a copy of the model for each site, and the step of the outer optimizer, whose ops are in
-// the regions, by `region_tags`, that read the parameters. Error: a model that keeps running
-// statistics.
+// Makes a copy of the model for each site, and the step of each entry's outer optimizer, with ops
+// in the regions, by `region_tags`, that read the parameters. Error: kept running statistics.
 struct Sites {
-  Graph forward, outer;
+  Graph forward;
+  std::vector<Graph> outer;  // by entry of local_steps
 };
 Result<Sites> make_sites(Graph forward, const Strategy& strategy,
                          const std::vector<std::string>& region_tags, Explanations& out);

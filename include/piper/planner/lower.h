@@ -44,8 +44,8 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule);
 // themselves: RoleProgram::evaluation. They share what is kept, and the arena. Error (kRefused): a
 // state that both have, and in different forms.
 Status add_evaluation(Lowered& step, Lowered evaluation);
-// Likewise adds the outer update, which runs at the end of each `every` steps, as
-// RoleProgram::outer. States that no step reads are the outer update's own.
-Status add_outer(Lowered& step, Lowered outer, int64_t every);
+// Likewise adds an outer update to RoleProgram::outer_updates. States that no step reads are its
+// own.
+Status add_outer(Lowered& step, Lowered outer, int64_t every, int64_t offset);
 
 }  // namespace piper

@@ -120,10 +120,13 @@ class SiteCopies {
 class OuterStep {
  public:
   OuterStep(const Graph& copies, int64_t sites, const TrainSpec& outer,
+            const std::set<std::string>& names, const std::string& step,
             std::span<const std::string> region_tags)
       : from_(copies),
         sites_(sites),
         outer_(outer),
+        names_(names),
+        step_(step),
         region_tags_(region_tags),
         readers_(readers(copies)) {
     backward_.graph.tag_names = copies.tag_names;
@@ -132,10 +135,10 @@ class OuterStep {
   }
 
   Result<Graph> run() {
-    const std::string first = name_at(0, "");
     for (const Param& param : from_.params)
-      if (!param.frozen && param.name.starts_with(first))
-        add(param, param.name.substr(first.size()));
+      if (const auto site = site_of(param.name);
+          !param.frozen && site && site->first == 0 && names_.contains(site->second))
+        add(param, site->second);
     Graph& graph = backward_.graph;
     PIPER_ASSIGN(const std::vector<const ParamGroup*> groups, groups_of(graph, outer_.groups));
     PIPER_TRY(check_types(graph, groups));
@@ -143,7 +146,7 @@ class OuterStep {
     const std::vector<std::vector<ValueId>> at_sites = std::move(at_sites_);
     Graph step = append_update(std::move(backward_), outer_, groups, stacks);
     step.grad_norm = {};  // nobody reads it
-    step.value(step.step).name = "outer.step";
+    step.value(step.step).name = step_;
     if (outer_.ema) begin_averages(step);
     for (size_t p = 0; p < step.params.size(); ++p)
       for (const ValueId site : at_sites[p]) follow(step, step.params[p], site);
@@ -151,7 +154,7 @@ class OuterStep {
   }
 
  private:
-  // The outer optimizer is one for all parameters.
+  // The outer optimizer is one for all parameters that it joins.
   Status check_types(const Graph& graph, const std::vector<const ParamGroup*>& groups) const {
     if (graph.params.empty()) return fail("every parameter is frozen: there is nothing to train");
     for (size_t p = 0; p < graph.params.size(); ++p) {
@@ -161,7 +164,9 @@ class OuterStep {
       if (!site_of(param.name) && type.shape.size() < def.least_rank)
         return fail("outer: {} updates matrices, and '{}' is {}", def.name,
                     quote_control(param.name), to_string(type))
-            .with_note("help: an optimizer of tensors of all shapes, such as sgd or adamw");
+            .with_note(
+                "help: an optimizer of tensors of all shapes, such as sgd or adamw; or 'match' for "
+                "matrices alone");
     }
     return ok_status();
   }
@@ -260,6 +265,8 @@ class OuterStep {
   const Graph& from_;
   const int64_t sites_;
   const TrainSpec& outer_;
+  const std::set<std::string>& names_;
+  const std::string& step_;
   const std::span<const std::string> region_tags_;  // that the graph has
   const std::vector<std::vector<NodeId>> readers_;
   std::map<std::string, const Param*> named_;
@@ -274,8 +281,9 @@ Graph copy_for_sites(const Graph& forward, int64_t sites, const std::string& tag
 }
 
 Result<Graph> outer_step(const Graph& copies, int64_t sites, const TrainSpec& outer,
+                         const std::set<std::string>& names, const std::string& step,
                          std::span<const std::string> region_tags) {
-  return OuterStep(copies, sites, outer, region_tags).run();
+  return OuterStep(copies, sites, outer, names, step, region_tags).run();
 }
 
 std::optional<std::pair<int64_t, std::string>> site_of(const std::string& name) {

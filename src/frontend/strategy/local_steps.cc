@@ -17,16 +17,33 @@ std::string print_outer(const Field&, const LocalSteps& from) {
 }
 
 Status check_local_steps(const Fields&, const Reading& reading, LocalSteps& out) {
-  if (reading.strategy.local_steps.empty()) return ok_status();
-  return fail(out.at, "two directives say how sites take local steps")
-      .with_note(fmt::format("first at {}", yaml::place(reading.strategy.local_steps[0].at)));
+  if (out.offset >= out.every)
+    return fail(out.offset_at, "offset: expected less than 'every' ({}), got {}", out.every,
+                out.offset);
+  for (const LocalSteps& one : reading.strategy.local_steps) {
+    const auto first = fmt::format("first at {}", yaml::place(one.at));
+    if (one.over != out.over)
+      return fail(out.over_at, "the sites of all local_steps are those of one axis: '{}' or '{}'?",
+                  one.over, out.over)
+          .with_note(first);
+    if (!one.match && !out.match)
+      return fail(out.at, "two directives say how sites take local steps")
+          .with_note(first)
+          .with_note("help: 'match' says which parameters a directive joins");
+  }
+  return ok_status();
 }
 
 constexpr Field kLocalStepsKeys[] = {
     {"over", kAxis, kRequired, "The mesh axis whose coordinates are the sites.",
      located<&LocalSteps::over, &LocalSteps::over_at>},
+    {"match", kPaths, kOptional, "Paths of the parameters that it joins. Default: all others.",
+     located<&LocalSteps::match, &LocalSteps::match_at>},
     {"every", integer(1, 1 << 30), kRequired, "Steps of each site between two outer updates.",
      member<&LocalSteps::every>},
+    {"offset", integer(0, 1 << 30), kOptional,
+     "How many steps after each multiple of `every` the outer updates come. Default 0.",
+     located<&LocalSteps::offset, &LocalSteps::offset_at>},
     {"outer", one("optimizer"), kRequired,
      "The optimizer of the outer parameters; the gradient is their distance from the mean of the "
      "sites.",

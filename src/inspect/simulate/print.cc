@@ -36,17 +36,26 @@ class Lines {
   std::string text_;
 };
 
-// Says how often there is an outer update, and what the rank sends that sends most.
-struct OuterTraffic {
-  int64_t every = 0, bytes = 0;
-};
-OuterTraffic outer_traffic(const PlanSet& set) {
-  OuterTraffic outer;
-  for (const RoleProgram& role : set.roles) {
-    outer.every = std::max(outer.every, role.outer_every);
-    outer.bytes = std::max(outer.bytes, outer_bytes(role));
+// Returns what the rank sends in an outer update that sends most.
+int64_t sent_in(const PlanSet& set, size_t update) {
+  int64_t bytes = 0;
+  for (const RoleProgram& role : set.roles)
+    bytes = std::max(bytes, outer_bytes(role, role.outer_updates[update]));
+  return bytes;
+}
+
+void print_outer(const PlanSet& set, const StepReport& report, Lines& lines) {
+  for (size_t u = 0; u < report.outer.size(); ++u) {
+    const auto& [every, offset, instructions] = set.roles[0].outer_updates[u];
+    const int64_t bytes = sent_in(set, u);
+    lines.add(
+        "outer", human_seconds(report.outer[u]),
+        fmt::format("an update each {} steps{}: {} a step on average; a rank sends at most {}, {} "
+                    "a step on average",
+                    every, offset == 0 ? "" : fmt::format(" from step {} on", offset),
+                    human_seconds(report.outer[u] / static_cast<double>(every)), human_bytes(bytes),
+                    human_bytes(bytes / every)));
   }
-  return outer;
 }
 
 void print_head(const PlanSet& set, const StepReport& report, const MachineFacts& facts,
@@ -63,15 +72,7 @@ void print_head(const PlanSet& set, const StepReport& report, const MachineFacts
     lines.add("evaluation", human_seconds(report.evaluation),
               fmt::format("a batch of --eval-data: as long as {:.2f} steps",
                           report.step > 0 ? report.evaluation / report.step : 0));
-  if (report.outer > 0) {
-    const OuterTraffic outer = outer_traffic(set);
-    lines.add(
-        "outer", human_seconds(report.outer),
-        fmt::format("an update each {} steps: {} a step on average; a rank sends at most {}, "
-                    "{} a step on average",
-                    outer.every, human_seconds(report.outer / static_cast<double>(outer.every)),
-                    human_bytes(outer.bytes), human_bytes(outer.bytes / outer.every)));
-  }
+  print_outer(set, report, lines);
   lines.add("bound", human_seconds(report.bound),
             fmt::format("the busiest device computes so long: no order of its work is shorter; the "
                         "step is {:.3f} x that",
@@ -202,11 +203,12 @@ std::string report_json(const PlanSet& set, const StepReport& report, const Mach
   json["first_step_s"] = report.first;
   json["alone_s"] = report.alone;
   if (report.evaluation > 0) json["evaluation_s"] = report.evaluation;
-  if (report.outer > 0) {
-    const OuterTraffic outer = outer_traffic(set);
-    json["outer_s"] = report.outer;
-    json["outer_every"] = outer.every;
-    json["outer_bytes"] = outer.bytes;
+  for (size_t u = 0; u < report.outer.size(); ++u) {
+    const OuterUpdate& update = set.roles[0].outer_updates[u];
+    json["outer"].push_back({{"time_s", report.outer[u]},
+                             {"every", update.every},
+                             {"offset", update.offset},
+                             {"bytes", sent_in(set, u)}});
   }
   json["span_s"] = report.span;
   json["bound_s"] = report.bound;

@@ -183,14 +183,13 @@ void add_alone(const Timeline& timeline, StepReport& report) {
 
 // Returns how long a section beside the steps takes that is then all there is to run; 0: there is
 // none.
-Result<double> time_of(const PlanSet& set, std::vector<Instruction> RoleProgram::*section,
-                       const Machine& machine) {
-  const auto has = [&](const RoleProgram& role) { return !(role.*section).empty(); };
-  if (std::none_of(set.roles.begin(), set.roles.end(), has)) return 0.0;
+template <class Section>
+Result<double> time_of(const PlanSet& set, const Machine& machine, Section section) {
   PlanSet alone = set;
   for (RoleProgram& role : alone.roles) {
-    role.body = std::move(role.*section);
-    role.prologue.clear(), role.epilogue.clear(), (role.*section).clear();
+    role.body = std::move(section(role));
+    for (auto* other : role.sections())
+      if (other != &role.body) other->clear();
     role.steps_ahead = 0;
   }
   PIPER_ASSIGN(const Timeline timeline, simulate(alone, machine, 1));
@@ -249,8 +248,18 @@ Result<StepReport> report_step(const PlanSet& set, const Machine& machine) {
     report.first = std::max(report.first, row.sections[at(ahead)].end);
   PIPER_ASSIGN(const Timeline alone, simulate(set, machine, 1));
   add_alone(alone, report);
-  PIPER_ASSIGN(report.evaluation, time_of(set, &RoleProgram::evaluation, machine));
-  PIPER_ASSIGN(report.outer, time_of(set, &RoleProgram::outer, machine));
+  const auto evaluates = [](const RoleProgram& role) { return !role.evaluation.empty(); };
+  if (std::ranges::any_of(set.roles, evaluates)) {
+    PIPER_ASSIGN(report.evaluation,
+                 time_of(
+                     set, machine, [](RoleProgram & role) -> auto& { return role.evaluation; }));
+  }
+  for (size_t u = 0; u < set.roles[0].outer_updates.size(); ++u) {
+    PIPER_ASSIGN(report.outer.emplace_back(), time_of(
+                                                  set, machine, [&](RoleProgram & role) -> auto& {
+                                                    return role.outer_updates[u].instructions;
+                                                  }));
+  }
   return report;
 }
 

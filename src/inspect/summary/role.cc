@@ -452,8 +452,8 @@ Result<RoleSummary> summarise_role(const RoleProgram& role) {
   RoleSummary summary = RoleWalk(role, std::move(flops)).run();
   Training training = find_training(role);
   summary.evaluation_flops = evaluation;
-  summary.outer_every = role.outer_every;
-  summary.outer_bytes = outer_bytes(role);
+  for (const OuterUpdate& update : role.outer_updates)
+    summary.outer.push_back({update.every, update.offset, outer_bytes(role, update)});
   summary.target = role.target;
   summary.table = role.table;
   count_memory(role, summary);

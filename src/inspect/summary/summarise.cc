@@ -143,15 +143,16 @@ void add_train(Summary& summary) {
   if (evaluates)
     summary.train.emplace_back("evaluation",
                                fmt::format("{} a batch over all ranks", human_flops(evaluation)));
-  int64_t every = 0, sent = 0;
-  for (const DeviceSummary& device : summary.devices) {
-    every = std::max(every, summary.role(device).outer_every);
-    sent += summary.role(device).outer_bytes * device.ranks;
-  }
-  if (every > 0)
-    summary.train.emplace_back("local_steps",
-                               fmt::format("{}, then {} sent over all ranks ({} a step)", every,
+  for (size_t u = 0; u < summary.roles[0].outer.size(); ++u) {
+    int64_t sent = 0;
+    for (const DeviceSummary& device : summary.devices)
+      sent += summary.role(device).outer[u].bytes * device.ranks;
+    const auto& [every, offset, bytes] = summary.roles[0].outer[u];
+    summary.train.emplace_back(u == 0 ? "local_steps" : fmt::format("local_steps.{}", u),
+                               fmt::format("{}{}, then {} sent over all ranks ({} a step)", every,
+                                           offset == 0 ? "" : fmt::format(", from {} on", offset),
                                            human_bytes(sent), human_bytes(sent / every)));
+  }
   if (!versions.empty() && *versions.rbegin() > 1)
     summary.train.emplace_back(
         "weight_versions", versions.size() == 1

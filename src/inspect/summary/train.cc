@@ -64,7 +64,8 @@ class TrainingFinder {
       : role_(role), origin_(role.buffers.size(), -1) {}
 
   Training run() {
-    for (const auto* section : {&role_.body, &role_.outer}) walk(*section);
+    walk(role_.body);
+    for (const OuterUpdate& update : role_.outer_updates) walk(update.instructions);
     return std::move(out_);
   }
 

@@ -139,10 +139,10 @@ Status check_role(const RoleProgram& role) {
     for (const Report& report : *reports) PIPER_TRY(check_report(role, report));
   if (role.evaluation.empty() != role.evaluation_reports.empty())
     return bad("an evaluation reports something, and nothing else does");
-  if (role.outer_every < 0 || role.outer.empty() != (role.outer_every == 0))
-    return bad("an outer update runs each {} steps, and has {} instructions", role.outer_every,
-               role.outer.size());
-  if (!role.outer.empty() && role.steps_ahead > 0)
+  for (const OuterUpdate& update : role.outer_updates)
+    if (update.offset < 0 || update.offset >= update.every)
+      return bad("an outer update runs at step {} of each {}", update.offset, update.every);
+  if (!role.outer_updates.empty() && role.steps_ahead > 0)
     return bad("steps overlap, and an outer update runs between two of them");
   return check_sizes(role);
 }

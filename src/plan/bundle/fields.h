@@ -246,6 +246,12 @@ PIPER_FIELDS(SumTarget) {
   v("uses", &SumTarget::uses);
 }
 
+PIPER_FIELDS(OuterUpdate) {
+  v("every", &OuterUpdate::every);
+  v("offset", &OuterUpdate::offset);
+  v("instructions", &OuterUpdate::instructions, kOwnLines);
+}
+
 PIPER_FIELDS(RoleProgram) {
   using R = RoleProgram;
   v("mesh", &R::mesh, kOwnLines);
@@ -261,12 +267,11 @@ PIPER_FIELDS(RoleProgram) {
   v("body", &R::body, kOwnLines);
   v("epilogue", &R::epilogue, kOwnLines);
   v("evaluation", &R::evaluation, kOwnLines);
-  v("outer", &R::outer, kOwnLines);
+  v("outer_updates", &R::outer_updates, kOwnLines);
   v("reports", &R::reports, kOwnLines);
   v("evaluation_reports", &R::evaluation_reports, kOwnLines);
   v("steps_ahead", &R::steps_ahead);
   v("batch", &R::batch);
-  v("outer_every", &R::outer_every);
   v("arena_bytes", &R::arena_bytes, kPlain.as("arena"));
   v("host_bytes", &R::host_bytes, kPlain.as("host"));
   v("staging_bytes", &R::staging_bytes, kPlain.as("staging"));

@@ -224,9 +224,9 @@ int64_t bytes_through(const RoleProgram& role, const Instruction& one) {
   return bytes;
 }
 
-int64_t outer_bytes(const RoleProgram& role) {
+int64_t outer_bytes(const RoleProgram& role, const OuterUpdate& update) {
   int64_t bytes = 0;
-  for (const Instruction& one : role.outer)
+  for (const Instruction& one : update.instructions)
     if (one.kind == InstructionKind::kSend || is_collective(one.kind))
       bytes += bytes_through(role, one);
   return bytes;

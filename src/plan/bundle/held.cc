@@ -117,7 +117,7 @@ std::vector<std::string> names_of_state(const RoleProgram& role, const Tensor& t
   if (!original.param.empty()) names.push_back(param);
   for (const std::string& alias : original.aliases) names.push_back(name_of_whole(original, alias));
   // A site of which there is nothing begins with what all sites have come to.
-  const bool has_sites = role.outer_every > 0 && !original.init.empty();
+  const bool has_sites = !role.outer_updates.empty() && !original.init.empty();
   for (size_t n = 0, all = names.size(); has_sites && n < all; ++n)
     if (const std::string_view outer = name_without_site(names[n]);
         !outer.empty() && age_of_state(outer) == 0)

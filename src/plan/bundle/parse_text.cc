@@ -49,6 +49,11 @@ class Parser {
       fields(line, table.emplace_back());
     });
     if (known || instructions_) return;
+    if (word == "outer") {
+      OuterUpdate& update = role.outer_updates.emplace_back();
+      instructions_ = &update.instructions;
+      return fields(line, update);
+    }
     if (word == "plan") return fields(line, role);
     if (word == "buffer") return parse_buffer(line);
     if (word != "program") return line.wrong(fmt::format("a line cannot start with '{}'", word));

@@ -103,10 +103,18 @@ std::string print_plan(const RoleProgram& role) {
   });
   for (size_t b = 0; b < role.buffers.size(); ++b) print.buffer(role, b);
   for (size_t p = 0; p < role.programs.size(); ++p) print.program(p, role.programs[p]);
+  const auto instructions = [&](const std::vector<Instruction>& list) {
+    for (size_t i = 0; i < list.size(); ++i) print.instruction(i, list[i], role.mesh.size());
+  };
   each_section(role, [&](const char* word, const std::vector<Instruction>& list) {
     if (!list.empty()) print.line("{}", word);
-    for (size_t i = 0; i < list.size(); ++i) print.instruction(i, list[i], role.mesh.size());
+    instructions(list);
   });
+  for (const OuterUpdate& update : role.outer_updates) {
+    print.line("outer");
+    print.fields(update);
+    instructions(update.instructions);
+  }
   return print.out + "\n";
 }
 

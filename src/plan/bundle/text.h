@@ -29,7 +29,6 @@ void each_section(Role& role, Visit&& visit) {
   visit("body", role.body);
   visit("epilogue", role.epilogue);
   visit("evaluation", role.evaluation);
-  visit("outer", role.outer);
 }
 // Visits what lines below an instruction declare.
 template <class One, class Visit>

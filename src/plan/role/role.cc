@@ -77,6 +77,17 @@ int32_t RoleProgram::add_buffer(Tensor tensor, int32_t micro) {
   return static_cast<int32_t>(buffers.size() - 1);
 }
 
+std::vector<const std::vector<Instruction>*> RoleProgram::sections() const {
+  std::vector<const std::vector<Instruction>*> all = {&prologue, &body, &epilogue, &evaluation};
+  for (const OuterUpdate& update : outer_updates) all.push_back(&update.instructions);
+  return all;
+}
+std::vector<std::vector<Instruction>*> RoleProgram::sections() {
+  std::vector<std::vector<Instruction>*> all = {&prologue, &body, &epilogue, &evaluation};
+  for (OuterUpdate& update : outer_updates) all.push_back(&update.instructions);
+  return all;
+}
+
 int64_t RoleProgram::samples() const {
   int64_t shares = 1;
   for (const DataInput& input : inputs) shares = std::max(shares, input.shares);

@@ -414,14 +414,9 @@ void add_section(const char* name, VerifyReport of_section, VerifyReport& report
 void check_whole(const PlanSet& set, VerifyReport& report) {
   Findings findings(report);
   const bool evaluates = piper::evaluates(set);
-  int64_t every = 0;
   for (const RoleProgram& role : set.roles) {
     if (evaluates && role.evaluation.empty())
       findings.add("structure", "some ranks have an evaluation, and others have none");
-    if (every != 0 && role.outer_every != 0 && role.outer_every != every)
-      findings.add("structure", "outer updates run each {} steps on some ranks, each {} on others",
-                   every, role.outer_every);
-    every = std::max(every, role.outer_every);
     if (const int64_t taken = staging_of(role); role.staging_bytes != taken)
       findings.add("memory",
                    "{} bytes are stated to stage what the host brings; inputs, positions and "
@@ -430,24 +425,42 @@ void check_whole(const PlanSet& set, VerifyReport& report) {
   }
 }
 
-int64_t outer_every(const PlanSet& set) {
-  int64_t every = 0;
-  for (const RoleProgram& role : set.roles) every = std::max(every, role.outer_every);
-  return every;
+// Returns whether all roles of both have outer updates at the same steps; what differs is found.
+bool check_outer_updates(const PlanSet& set, const PlanSet* one_device, VerifyReport& report) {
+  const auto& all = set.roles[0].outer_updates;
+  const auto is_same = [](const OuterUpdate& a, const OuterUpdate& b) {
+    return a.every == b.every && a.offset == b.offset;
+  };
+  const auto differ = [&](const RoleProgram& role) {
+    return !std::ranges::equal(all, role.outer_updates, is_same);
+  };
+  const auto times = [](const RoleProgram& role) {
+    std::string text;
+    for (const OuterUpdate& one : role.outer_updates)
+      text += fmt::format("{}each {} steps{}", text.empty() ? "" : ", ", one.every,
+                          one.offset == 0 ? "" : fmt::format(" and {}", one.offset));
+    return text.empty() ? "never" : text;
+  };
+  if (const auto other = std::ranges::find_if(set.roles, differ); other != set.roles.end()) {
+    report.findings.push_back(
+        {"structure", fmt::format("outer updates run {} on some ranks, {} on others",
+                                  times(set.roles[0]), times(*other))});
+    return false;
+  }
+  if (one_device == nullptr || std::ranges::none_of(one_device->roles, differ)) return true;
+  report.findings.push_back(
+      {"single", fmt::format("outer updates run {}, and {} on one device", times(set.roles[0]),
+                             times(one_device->roles[0]))});
+  return false;
 }
 
-// Proves a section beside the steps, and adds what is found. `has` says which plans have it, and
-// `take` takes it out of them.
+// Proves a section beside the steps, which `take` takes out of a plan set, and adds what is found.
+// Only `one_device` may be without it.
 Status verify_section(const PlanSet& set, const PlanSet* one_device, const char* name,
-                      bool (*has)(const PlanSet&), PlanSet (*take)(const PlanSet&), Taken taken,
+                      const std::function<PlanSet(const PlanSet&)>& take, Taken taken,
                       VerifyReport& report) {
-  const bool compares = one_device != nullptr && has(*one_device);
-  if (one_device != nullptr && has(set) != compares)
-    report.findings.push_back(
-        {"single", fmt::format("{}: {} has none", name, compares ? "the plan" : "one device")});
-  if (!has(set)) return ok_status();
   std::optional<PlanSet> single;
-  if (compares) single = take(*one_device);
+  if (one_device != nullptr) single = take(*one_device);
   PIPER_ASSIGN(VerifyReport found, verify_steps(take(set), single ? &*single : nullptr, taken));
   add_section(name, std::move(found), report);
   return ok_status();
@@ -456,24 +469,30 @@ Status verify_section(const PlanSet& set, const PlanSet* one_device, const char*
 }  // namespace
 
 Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_device) {
-  const auto has_sections = [](const PlanSet& of) { return evaluates(of) || updates_outer(of); };
-  const bool is_apart = has_sections(set) || (one_device != nullptr && updates_outer(*one_device));
-  if (!is_apart) return verify_steps(set, one_device, {});
+  const auto has_sections = [](const PlanSet& of) {
+    return evaluates(of) || outer_updates(of) > 0;
+  };
+  if (!has_sections(set) && (one_device == nullptr || outer_updates(*one_device) == 0))
+    return verify_steps(set, one_device, {});
   PIPER_TRY(check_shared(set));
   if (one_device != nullptr) PIPER_TRY(check_shared(*one_device));
   std::optional<PlanSet> single;
   if (one_device != nullptr) single = steps_of(*one_device);
   PIPER_ASSIGN(VerifyReport report, verify_steps(steps_of(set), single ? &*single : nullptr,
-                                                 {.is_apart = updates_outer(set)}));
+                                                 {.is_apart = outer_updates(set) > 0}));
   check_whole(set, report);
-  if (one_device != nullptr && outer_every(set) != outer_every(*one_device))
-    report.findings.push_back({"single", fmt::format("outer updates run each {} steps, not each {}",
-                                                     outer_every(set), outer_every(*one_device))});
-  if (evaluates(set))
-    PIPER_TRY(verify_section(set, one_device, "evaluation", evaluates, evaluation_of,
+  if (evaluates(set)) {
+    const bool compares = one_device != nullptr && evaluates(*one_device);
+    if (one_device != nullptr && !compares)
+      report.findings.push_back({"single", "evaluation: one device has none"});
+    PIPER_TRY(verify_section(set, compares ? one_device : nullptr, "evaluation", evaluation_of,
                              {.trains = false}, report));
-  PIPER_TRY(verify_section(set, one_device, "outer update", updates_outer, outer_of,
-                           {.is_apart = true}, report));
+  }
+  if (!check_outer_updates(set, one_device, report)) return report;
+  for (size_t u = 0; u < outer_updates(set); ++u)
+    PIPER_TRY(verify_section(
+        set, one_device, "outer update", [&](const PlanSet& of) { return outer_of(of, u); },
+        {.is_apart = true}, report));
   return report;
 }
 

@@ -100,20 +100,20 @@ class Compactor {
 
 enum class View { kSteps, kEvaluation, kOuter };
 
-PlanSet view_of(const PlanSet& set, View wanted) {
+PlanSet view_of(const PlanSet& set, View wanted, size_t update = 0) {
   PlanSet view;
   view.manifest = set.manifest;
   view.role_of_rank = set.role_of_rank;
   for (RoleProgram role : set.roles) {
     if (wanted != View::kSteps) {
       const bool evaluates = wanted == View::kEvaluation;
-      role.body = std::move(evaluates ? role.evaluation : role.outer);
+      role.body = std::move(evaluates ? role.evaluation : role.outer_updates[update].instructions);
       role.reports = evaluates ? std::move(role.evaluation_reports) : std::vector<Report>();
       role.prologue.clear(), role.epilogue.clear();
       role.steps_ahead = 0;
     }
     role.evaluation.clear(), role.evaluation_reports.clear();
-    role.outer.clear(), role.outer_every = 0;
+    role.outer_updates.clear();
     Compactor(role).run();
     view.roles.push_back(std::move(role));
   }
@@ -126,14 +126,13 @@ bool evaluates(const PlanSet& set) {
   return std::any_of(set.roles.begin(), set.roles.end(),
                      [](const RoleProgram& role) { return !role.evaluation.empty(); });
 }
-bool updates_outer(const PlanSet& set) {
-  return std::any_of(set.roles.begin(), set.roles.end(),
-                     [](const RoleProgram& role) { return !role.outer.empty(); });
+size_t outer_updates(const PlanSet& set) {
+  return set.roles.empty() ? 0 : set.roles[0].outer_updates.size();
 }
 
 PlanSet steps_of(const PlanSet& set) { return view_of(set, View::kSteps); }
 PlanSet evaluation_of(const PlanSet& set) { return view_of(set, View::kEvaluation); }
-PlanSet outer_of(const PlanSet& set) { return view_of(set, View::kOuter); }
+PlanSet outer_of(const PlanSet& set, size_t update) { return view_of(set, View::kOuter, update); }
 
 Status check_shared(const PlanSet& set) {
   for (const RoleProgram& role : set.roles) PIPER_TRY(check_role(role));

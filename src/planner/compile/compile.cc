@@ -106,7 +106,7 @@ void note_kept(const Graph& graph, Making& of_step) {
   for (const Param& param : graph.params)
     if (graph.value(param.value).unpadded.empty()) {  // else the strategy says where it is cut
       of_step.lie[param.name] = graph.value(param.value).over;
-      if (const auto site = site_of(param.name); site && of_step.outer != nullptr)
+      if (const auto site = site_of(param.name); site && !of_step.outer.empty())
         of_step.lie[site->second] = graph.value(param.value).over;  // the outer one lies likewise
     }
 }
@@ -423,12 +423,11 @@ std::map<std::string, Part> runs_of(const Dag& step) {
 }
 
 // A section beside the step, on the places of the step, with an order of its own: the forward pass
-// alone, or the outer update of `step`. What there is to explain was explained of the step.
+// alone, or an outer update of `step`. What there is to explain was explained of the step.
 Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& of_step,
-                              const Dag* step) {
+                              const Dag* step, Summing& summing) {
   const bool is_outer = step != nullptr;
   Compiled unsaid;
-  Summing& summing = is_outer ? *of_step.of_outer : of_step.of_evaluation;
   Making making{.target = of_step.target,
                 .options = of_step.options,
                 .strategy = of_step.strategy,
@@ -476,9 +475,8 @@ Status check_outer(const LocalSteps& local, const std::vector<RoleProgram>& role
   return ok_status();
 }
 
-// Lets each site's inputs read its share of the samples, and adds the outer update.
+// Lets each site's inputs read its share of the samples, and adds the outer updates.
 Status add_local_steps(const Dag& step, const Cut& cut, const Making& making, Lowered& made) {
-  const LocalSteps& local = making.strategy.local_steps[0];
   for (RoleProgram& role : made.roles)
     for (DataInput& input : role.inputs)
       if (auto site = site_of(input.name))
@@ -488,9 +486,14 @@ Status add_local_steps(const Dag& step, const Cut& cut, const Making& making, Lo
   whole.microbatches = whole.replicas = 1;
   whole.rounds.clear(), whole.rounds_of.clear(), whole.lines_of.clear();
   for (DagAxis& axis : whole.mesh) axis.replicated = false;
-  PIPER_ASSIGN(Lowered outer, lower_section(*making.outer, whole, making, &step));
-  PIPER_TRY(check_outer(local, made.roles, outer.roles));
-  return add_outer(made, std::move(outer), local.every);
+  for (size_t e = 0; e < making.outer.size(); ++e) {
+    const LocalSteps& local = making.strategy.local_steps[e];
+    PIPER_ASSIGN(Lowered outer,
+                 lower_section(making.outer[e], whole, making, &step, making.of_outer[e]));
+    PIPER_TRY(check_outer(local, made.roles, outer.roles));
+    PIPER_TRY(add_outer(made, std::move(outer), local.every, local.offset));
+  }
+  return ok_status();
 }
 
 Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
@@ -511,9 +514,10 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   }
   const auto to_plans = [&]() -> Result<Lowered> {
     PIPER_ASSIGN(Lowered made, located(lower(scheduled.dag, scheduled.schedule), strategy));
-    if (making.outer != nullptr) PIPER_TRY(add_local_steps(scheduled.dag, cut, making, made));
+    if (!making.outer.empty()) PIPER_TRY(add_local_steps(scheduled.dag, cut, making, made));
     if (making.evaluation != nullptr) {  // of the outer parameters, if there are such
-      PIPER_ASSIGN(Lowered forward, lower_section(*making.evaluation, cut, making, nullptr));
+      PIPER_ASSIGN(Lowered forward,
+                   lower_section(*making.evaluation, cut, making, nullptr, making.of_evaluation));
       PIPER_TRY(add_evaluation(made, std::move(forward)));
     }
     PIPER_TRY(state_needs(made.roles, options.target));
@@ -626,7 +630,7 @@ Result<Compiled> compile(const CompileOptions& options) {
         return fail(rule.at, "not supported: --eval with parameters that are on the host");
     PIPER_ASSIGN(evaluation, evaluation_step(graph, strategy, compiled.explanations));
   }
-  std::optional<Graph> outer;
+  std::vector<Graph> outer;
   if (!strategy.local_steps.empty()) {
     PIPER_ASSIGN(const std::vector<std::string> tags, region_tags(written, graph));
     PIPER_ASSIGN(Sites sites, make_sites(std::move(graph), strategy, tags, compiled.explanations));
@@ -634,7 +638,7 @@ Result<Compiled> compile(const CompileOptions& options) {
   }
   Strategy trained = strategy;
   trained.train.sites = sites_of(strategy);
-  if (outer) trained.train.ema.reset();  // that is of the outer parameters
+  if (!outer.empty()) trained.train.ema.reset();  // that is of the outer parameters
   PIPER_TRY(count_tokens(graph, options, trained));
   const auto derive = [&] { return differentiate(std::move(graph), trained.train); };
   PIPER_ASSIGN(Differentiated step, steps.run("autodiff", derive, [](const Differentiated& d) {
@@ -653,14 +657,15 @@ Result<Compiled> compile(const CompileOptions& options) {
     PIPER_ASSIGN(evaluation, round_gathered(*std::move(evaluation), strategy, cut, unsaid));
   }
 
-  Summing summing, of_evaluation, of_outer;
+  Summing summing, of_evaluation;
+  std::vector<Summing> of_outer(outer.size());
   std::map<std::string, std::vector<AxisLayout>> lie;
   InBlocksOf in_blocks;
   const auto plans_of = [&](Target target) {
     return make_plans(step.graph, cut,
                       {target, options, strategy, steps, compiled, variables, costs, summing,
-                       evaluation ? &*evaluation : nullptr, of_evaluation, lie, in_blocks,
-                       outer ? &*outer : nullptr, &of_outer, &trained_parts});
+                       evaluation ? &*evaluation : nullptr, of_evaluation, lie, in_blocks, outer,
+                       of_outer, &trained_parts});
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
   keep_untouched(std::move(imported.untouched), compiled.set);

@@ -1,5 +1,6 @@
 // The directive `local_steps`: what goes with it, and where the ops of each site are placed.
 #include <algorithm>
+#include <set>
 
 #include "match.h"
 #include "piper/ir/ops.h"
@@ -35,13 +36,13 @@ Status check_directives(const Strategy& strategy) {
     if (is_taken(one.over))
       return fail(one.over_at, "'{}' is the axis of local_steps, whose sites train by themselves",
                   axis);
-    const TrainSpec& outer = strategy.local_steps[0].outer;
-    if (const std::string& name = optimizer_of(outer.groups[0], outer).name;
-        one.shard_parameters && find_optimizer(name).direction)
-      return fail(one.shard_at,
-                  "not supported: parameters that are sharded, with an outer optimizer that looks "
-                  "at whole tensors ({})",
-                  name);
+    for (const LocalSteps& local : strategy.local_steps)
+      if (const std::string& name = optimizer_of(local.outer.groups[0], local.outer).name;
+          one.shard_parameters && find_optimizer(name).direction)
+        return fail(one.shard_at,
+                    "not supported: parameters that are sharded, with an outer optimizer that "
+                    "looks at whole tensors ({})",
+                    name);
     if (one.gather_dtype || one.gather_in.any())
       return not_supported(one.gather_dtype_at, "parameters that are gathered in fewer bits");
   }
@@ -94,6 +95,38 @@ Status check_graph_of(const Graph& forward, const LocalSteps& local) {
   return ok_status();
 }
 
+// Returns by entry the names of the trained parameters that it joins.
+Result<std::vector<std::set<std::string>>> names_joined(const Graph& forward,
+                                                        const std::vector<LocalSteps>& entries) {
+  std::vector<std::set<std::string>> joined(entries.size());
+  for (const Param& param : forward.params) {
+    if (param.frozen) continue;
+    std::optional<size_t> by, rest;
+    for (size_t e = 0; e < entries.size(); ++e) {
+      if (!entries[e].match) rest = e;
+      if (!entries[e].match || !has_name(param, *entries[e].match)) continue;
+      if (by)
+        return fail(entries[e].match_at, "local_steps: '{}' is joined already",
+                    quote_control(param.name))
+            .with_note("from " + place_of(entries[*by].at));
+      by = e;
+    }
+    if (!by) by = rest;
+    if (!by)
+      return fail(entries[0].at, "no local_steps joins '{}'", quote_control(param.name))
+          .with_note("help: one without 'match' joins all that no other one does");
+    joined[*by].insert(param.name);
+  }
+  if (std::ranges::all_of(joined, &std::set<std::string>::empty)) return joined;
+  for (size_t e = 0; e < entries.size(); ++e)
+    if (joined[e].empty())
+      return fail(entries[e].match ? entries[e].match_at : entries[e].at, "local_steps: {}",
+                  entries[e].match ? "no trained parameter is what 'match' says"
+                                   : "others join all parameters")
+          .with_note("help: `piperc MODEL --describe` lists parameters");
+  return joined;
+}
+
 }  // namespace
 
 int64_t sites_of(const Strategy& strategy) {
@@ -135,28 +168,38 @@ Result<Strategy> place_sites(Strategy strategy) {
 
 Result<Sites> make_sites(Graph forward, const Strategy& strategy,
                          const std::vector<std::string>& region_tags, Explanations& out) {
-  const LocalSteps& local = strategy.local_steps[0];
-  PIPER_TRY(check_graph_of(forward, local));
+  const std::vector<LocalSteps>& entries = strategy.local_steps;
+  PIPER_TRY(check_graph_of(forward, entries[0]));
+  PIPER_ASSIGN(const auto joined, names_joined(forward, entries));
   const int64_t sites = sites_of(strategy);
-  Sites made{copy_for_sites(forward, sites, local.over), {}};
-  TrainSpec train = local.outer;
-  train.ema = strategy.train.ema;  // of the model, which the outer parameters are
-  Result<Graph> outer = outer_step(made.forward, sites, train, region_tags);
-  if (!outer) {
-    if (outer.error().at.file.empty()) outer.error().at = local.at;
-    return std::move(outer).error();
+  Sites made{copy_for_sites(forward, sites, entries[0].over), {}};
+  for (size_t e = 0; e < entries.size(); ++e) {
+    const LocalSteps& local = entries[e];
+    TrainSpec train = local.outer;
+    train.ema = strategy.train.ema;  // of the model, which the outer parameters are
+    const std::string step = e == 0 ? "outer.step" : fmt::format("outer.step.{}", e);
+    Result<Graph> outer = outer_step(made.forward, sites, train, joined[e], step, region_tags);
+    if (!outer) {
+      if (outer.error().at.file.empty()) outer.error().at = local.at;
+      return std::move(outer).error();
+    }
+    int64_t bytes = 0;
+    for (const StateUpdate& update : outer->updates)
+      if (!site_of(outer->value(update.state).name))
+        bytes += outer->value(update.state).type.bytes();
+    out.push_back(
+        {local.at,
+         "local_steps",
+         {fmt::format("{} sites take {} step{} of {} samples each between two outer updates{}; "
+                      "outer parameters and states take {} more on each site",
+                      sites, local.every, local.every == 1 ? "" : "s", forward.batch,
+                      entries.size() == 1
+                          ? ""
+                          : fmt::format(" of {} parameters, {} after each multiple of {}",
+                                        joined[e].size(), local.offset, local.every),
+                      human_bytes(bytes))}});
+    made.outer.push_back(*std::move(outer));
   }
-  made.outer = *std::move(outer);
-  int64_t bytes = 0;
-  for (const StateUpdate& update : made.outer.updates)
-    if (!site_of(made.outer.value(update.state).name))
-      bytes += made.outer.value(update.state).type.bytes();
-  out.push_back({local.at,
-                 "local_steps",
-                 {fmt::format("{} sites take {} step{} of {} samples each between two outer "
-                              "updates; outer parameters and states take {} more on each site",
-                              sites, local.every, local.every == 1 ? "" : "s", forward.batch,
-                              human_bytes(bytes))}});
   return made;
 }
 

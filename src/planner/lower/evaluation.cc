@@ -1,5 +1,6 @@
-// Joins the plans of a step with those of its forward pass alone: one role program, in which the
-// states and constants are the step's, and all else follows them in the same arena.
+// Joins the plans of a step with those of its forward pass alone, or of an outer update: one role
+// program, in which the states and constants are the step's, and all else follows them in the same
+// arena.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -37,7 +38,8 @@ class Joiner {
   Joiner(RoleProgram& role, RoleProgram section, bool is_outer)
       : role_(role), from_(std::move(section)), is_outer_(is_outer) {}
 
-  Status run() {
+  // The instructions become those of `to`.
+  Status run(std::vector<Instruction>& to) {
     add_tables();
     PIPER_TRY(add_kept());
     add_others();
@@ -52,7 +54,7 @@ class Joiner {
       if (one.communicator >= 0) one.communicator = communicator_[at(one.communicator)];
       for (Contribution& part : one.contributions) part.target = sum_[at(part.target)];
       for (SumRead& read : one.sum_reads) read.target = sum_[at(read.target)];
-      (is_outer_ ? role_.outer : role_.evaluation).push_back(std::move(one));
+      to.push_back(std::move(one));
     }
     for (const Report& report : from_.reports)  // an outer update has none
       role_.evaluation_reports.push_back({report.name, buffer_[at(report.buffer)]});
@@ -209,7 +211,11 @@ void add_constants(Lowered& step, Lowered& evaluation) {
                          as_text(known->second.made().span()) != as_text(bytes.made().span());
     if (known != step.tensors.end() && !differs) continue;
     std::string own = name;
-    if (differs) own = renamed[name] = "evaluation/" + name;
+    if (differs) {
+      while (std::ranges::count(step.tensors, own, [](const auto& each) { return each.first; }) > 0)
+        own = "evaluation/" + own;
+      renamed[name] = own;
+    }
     step.tensor_types.emplace_back(own, evaluation.tensor_types[e].second);
     step.tensors.emplace_back(own, bytes);
   }
@@ -226,17 +232,18 @@ Status add_evaluation(Lowered& step, Lowered evaluation) {
   PIPER_CHECK(step.roles.size() == evaluation.roles.size(), "a step and its forward pass differ");
   add_constants(step, evaluation);
   for (size_t r = 0; r < step.roles.size(); ++r)
-    PIPER_TRY(Joiner(step.roles[r], std::move(evaluation.roles[r]), false).run());
+    PIPER_TRY(
+        Joiner(step.roles[r], std::move(evaluation.roles[r]), false).run(step.roles[r].evaluation));
   return ok_status();
 }
 
-Status add_outer(Lowered& step, Lowered outer, int64_t every) {
+Status add_outer(Lowered& step, Lowered outer, int64_t every, int64_t offset) {
   PIPER_CHECK(step.roles.size() == outer.roles.size(), "a step and its outer update differ");
   add_constants(step, outer);
   for (size_t r = 0; r < step.roles.size(); ++r) {
-    RoleProgram& role = step.roles[r];
-    PIPER_TRY(Joiner(role, std::move(outer.roles[r]), true).run());
-    if (!role.outer.empty()) role.outer_every = every;
+    OuterUpdate update{every, offset, {}};
+    PIPER_TRY(Joiner(step.roles[r], std::move(outer.roles[r]), true).run(update.instructions));
+    step.roles[r].outer_updates.push_back(std::move(update));
   }
   return ok_status();
 }

@@ -41,8 +41,8 @@ std::vector<CheckpointState> states_of(const PlanSet& set) {
       states.push_back({std::move(name), tensor.whole_type(), kind, std::move(aliases)});
     }
   // What a site has of its own is not the model's: that is what all sites have come to.
-  const bool has_sites =
-      std::ranges::any_of(set.roles, [](const RoleProgram& role) { return role.outer_every > 0; });
+  const bool has_sites = std::ranges::any_of(
+      set.roles, [](const RoleProgram& role) { return !role.outer_updates.empty(); });
   for (CheckpointState& state : states)
     if (has_sites && known.contains(std::string(name_without_site(state.name))))
       state.kind = StateKind::kOptimizer, state.aliases.clear();

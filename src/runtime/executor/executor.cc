@@ -203,13 +203,15 @@ double read_report(State& state, const Report& report, size_t i, size_t parity) 
   return read_scalar(state.type(report.buffer).dtype, at);
 }
 
-// Runs the outer update if the step is followed by one. Queues have it before the next step; what
-// runs at once has the memory of reports, which are read before.
+// Runs the outer updates that follow the step. Queues have them before the next step; what runs at
+// once has the memory of reports, which are read before.
 Status update_outer(State& state, int64_t step) {
-  const int64_t every = state.role->outer_every;
-  if (every == 0 || (step + 1) % every != 0) return ok_status();
-  PIPER_TRY(start_section(state, state.outer, step, false));
-  skip_section(state);
+  for (size_t u = 0; u < state.outer_updates.size(); ++u) {
+    const OuterUpdate& update = state.role->outer_updates[u];
+    if ((step + 1) % update.every != update.offset) continue;
+    PIPER_TRY(start_section(state, state.outer_updates[u], step, false));
+    skip_section(state);
+  }
   return ok_status();
 }
 

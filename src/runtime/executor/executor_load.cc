@@ -542,7 +542,9 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
   PIPER_TRY(bind_section(*state, "evaluation", role.evaluation, bound, state->evaluation));
-  PIPER_TRY(bind_section(*state, "outer update", role.outer, bound, state->outer));
+  for (const OuterUpdate& update : role.outer_updates)
+    PIPER_TRY(bind_section(*state, "outer update", update.instructions, bound,
+                           state->outer_updates.emplace_back()));
   for (const std::vector<Instruction>& taken : state->taken)
     PIPER_TRY(bind_section(*state, "window", taken, bound, state->others.emplace_back()));
   PIPER_TRY(prepare_collectives(*state));

@@ -120,7 +120,8 @@ struct Executor::State {
   std::byte* host = nullptr;           // the host's arena
   int64_t staged = 0;                  // bytes beside it
   std::vector<std::byte*> workspaces;  // by stream
-  BoundSection prologue, body, epilogue, evaluation, outer;
+  BoundSection prologue, body, epilogue, evaluation;
+  std::deque<BoundSection> outer_updates;
   // By number in windows_of(): the window's instructions, but for those that the role has.
   std::vector<Window> windows;
   std::vector<std::vector<Instruction>> taken;
@@ -165,8 +166,9 @@ struct Executor::State {
   std::byte* at(int32_t buffer) const { return at(role->buffers[static_cast<size_t>(buffer)]); }
   const TensorType& type(int32_t buffer) const { return role->tensor(buffer).type; }
   std::vector<BoundSection*> all_sections() {
-    std::vector<BoundSection*> all{&prologue, &body, &epilogue, &evaluation, &outer};
-    for (BoundSection& each : others) all.push_back(&each);
+    std::vector<BoundSection*> all{&prologue, &body, &epilogue, &evaluation};
+    for (std::deque<BoundSection>* more : {&outer_updates, &others})
+      for (BoundSection& each : *more) all.push_back(&each);
     return all;
   }
   // Returns what runs for `step` of the steps [begin, end).

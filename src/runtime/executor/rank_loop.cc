@@ -148,7 +148,8 @@ class Steps {
         steps_ahead_(run.executor.role().steps_ahead),
         overlap_(steps_ahead_ > 0),
         late_(run.executor.is_asynchronous() && !compares(run)),
-        guard_(run.options, run.between, !overlap_ && run.executor.role().outer_every == 0, late_),
+        guard_(run.options, run.between, !overlap_ && run.executor.role().outer_updates.empty(),
+               late_),
         begun_(run.options.first_step),
         ended_(begun_) {
     // Only ranks that all meet between steps can compare their times.
