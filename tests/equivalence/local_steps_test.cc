@@ -23,7 +23,8 @@ std::string fragments(int64_t offset = 1) {
   return fmt::format(
       "  - local_steps: {{over: site, match: '**/weight', every: 3, outer: {{sgd: {{lr: 0.7, "
       "momentum: 0.9, nesterov: true}}}}}}\n"
-      "  - local_steps: {{over: site, every: 2, offset: {}, outer: {{adamw: {{lr: 0.01}}}}}}\n",
+      "  - local_steps: {{over: site, every: 2, offset: {}, outer: {{adamw: {{lr: 0.01, eps: "
+      "1e-3}}}}}}\n",
       offset);
 }
 
@@ -584,22 +585,22 @@ TEST_F(LocalStepsJobs, GoOnElsewhereBetweenOuterUpdates) {
 // The same with fragments: each counts its own updates.
 TEST_F(LocalStepsJobs, InFragmentsGoOnElsewhere) {
   const std::string train = "train: {global_batch: 12, optimizer: {adamw: {lr: 2e-3}}}\n";
-  compile("here",
+  compile("fragments_here",
           "mesh: {site: 2}\ndirectives:\n  - split: {dim: batch, into: 6, as: mb}\n" + fragments(),
           train);
-  compile("there",
+  compile("fragments_there",
           "include: <1f1b>\nparams: {stages: 2, microbatches: 6}\nmesh: {site: 2}\ndirectives:\n" +
               fragments(),
           train);
-  const auto all = run("there", "--steps 8 --checkpoint " + path("all")),
-             part = run("here", "--steps 4 --checkpoint " + path("part")),
-             rest = run("there",
-                        "--steps 8 --resume " + path("part") + " --checkpoint " + path("rest"));
+  const auto all = run("fragments_there", "--steps 8 --checkpoint " + path("fragments_all")),
+             part = run("fragments_here", "--steps 4 --checkpoint " + path("fragments_part")),
+             rest = run("fragments_there", "--steps 8 --resume " + path("fragments_part") +
+                                               " --checkpoint " + path("fragments_rest"));
   for (const auto& one : {all, part, rest}) ASSERT_EQ(one.first, 0) << one.second;
-  EXPECT_TRUE(tensors_of("rest") == tensors_of("all"));
+  EXPECT_TRUE(tensors_of("fragments_rest") == tensors_of("fragments_all"));
   const auto simulated = run_shell(
       fmt::format("{}/bin/piper-sim {} --cluster {}/strategies/clusters/two-cores.yaml 2>&1",
-                  PIPER_BINARY_DIR, path("there"), PIPER_SOURCE_DIR));
+                  PIPER_BINARY_DIR, path("fragments_here"), PIPER_SOURCE_DIR));
   EXPECT_NE(simulated.second.find("an update each 2 steps from step 1 on"), std::string::npos)
       << simulated.second;
 }
