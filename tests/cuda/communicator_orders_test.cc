@@ -351,7 +351,6 @@ Result<Compiled> compile_file(const std::string& name, int stages) {
   define("microbatches", 2 * stages);
   define("dp", is_other ? 1 : 2);
   for (const char* param : kTwo) define(param, 2);
-  define("offset", 1);
   const Folder folder;
   CompileOptions options;
   options.model = is_other ? other_model(name) : PIPER_SOURCE_DIR "/samples/gpt/model.onnx";

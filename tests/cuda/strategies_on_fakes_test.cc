@@ -234,7 +234,7 @@ void add_sites(std::vector<Case>& cases) {
   cases.push_back({"sites", {"schedules/gpipe", "sites/diloco"}, "stages: 1" + sites});
   cases.push_back({"fragments",
                    {"schedules/1f1b", "sites/fragments"},
-                   "stages: 2, offset: 1, first: \"h/0/**\"" + sites});
+                   "stages: 2, first: \"h/0/**\"" + sites});
   cases.push_back({"sites_of_stages",
                    {"schedules/1f1b", "memory/ddp", "sites/diloco"},
                    "stages: 2, dp: 1" + sites});

@@ -29,8 +29,8 @@ CLIP = 0.03
 STRATEGIES = {"sites": ("params: {every: EVERY}\n", False),
               "stages": ("include: <1f1b>\nparams: {every: EVERY, stages: 2, microbatches: 2}\n", False),
               "replicas": ("include: <zero1>\nparams: {every: EVERY, dp: 2}\n", False),
-              "fragments": ("params: {every: EVERY, offset: 1, first: 'h/{0..1}/**'}\n", False),
-              "fragments of stages": ("include: <1f1b>\nparams: {every: EVERY, offset: 1, first: 'h/{0..1}/**', stages: 2, microbatches: 2}\n", False),
+              "fragments": ("params: {every: EVERY, first: 'h/{0..1}/**'}\n", False),
+              "fragments of stages": ("include: <1f1b>\nparams: {every: EVERY, first: 'h/{0..1}/**', stages: 2, microbatches: 2}\n", False),
               "clipped": ("params: {every: EVERY}\n", True),
               "clipped stages": ("include: <1f1b>\nparams: {every: EVERY, stages: 2, microbatches: 2}\n", True),
               "clipped replicas": ("include: <zero2>\nparams: {every: EVERY, dp: 2}\n", True)}
