@@ -473,7 +473,15 @@ class Odd(nn.Module):
         return Unscaled.apply(h).square().mean()
 
     def rolls(self, h, x):
-        return (torch.roll(h, x.shape[0] // 2, 0) * x).square().mean()
+        """By a size, and by functions that torch.onnx does not write."""
+        turned = torch.roll(h, x.shape[0] // 2, 0) * x + torch.fft.fftshift(torch.fft.fft(h, dim=1), 1).real
+        likely = F.gaussian_nll_loss(h, x, turned.square()) + (torch.hypot(h, x) + torch.erfinv(h.tanh() * 0.9) + torch.frexp(h)[0]).square().mean()
+        groups = torch.tensor([0, 2, 0, 2])[:, None].expand(4, 4)
+        products = h.new_ones(3, 4).scatter_reduce(0, groups, self.fc.weight, "prod") + h.new_ones(3, 4).index_reduce(0, groups[:, 0], self.fc.weight, "amax")
+        return likely + products.square().mean() + (torch.linalg.qr(self.fc.weight)[0] @ x.mT).tanh().mean()
+
+    def gammas(self, h, x):
+        return torch.polygamma(1, h.exp()).mean()
 
     def scripted(self, h, x):
         return dropped_out_of_sight(h).square().mean()
@@ -629,7 +637,16 @@ def assert_equivalents_are_those_of_torch():
              ("combinations", torch.combinations, (x[0, 0], 2, True), {}), ("linalg_det", torch.linalg.det, (squares,), {}), ("logdet", torch.logdet, (squares,), {}),
              ("linalg_slogdet", torch.linalg.slogdet, (squares,), {}), ("cholesky_solve", torch.cholesky_solve, (x, torch.linalg.cholesky(positive)), {}),
              ("adaptive_max_pool1d", F.adaptive_max_pool1d, (x, 5), {}), ("adaptive_max_pool2d", F.adaptive_max_pool2d, (x, (3, None)), {}),
-             ("adaptive_max_pool3d", F.adaptive_max_pool3d, (x[None], (2, 3, 5)), {})]
+             ("adaptive_max_pool3d", F.adaptive_max_pool3d, (x[None], (2, 3, 5)), {}), ("erfinv", torch.erfinv, (torch.linspace(-1, 1, 41).double()[1:-1],), {}),
+             ("hypot", torch.hypot, (x, x.flip(0)), {}), ("fft_fftshift", torch.fft.fftshift, (x,), {}), ("fft_ifftshift", torch.fft.ifftshift, (x, (1, -1)), {}),
+             ("frexp", torch.frexp, (torch.tensor([0.0, 1, 2, 0.5, -8, 0.3, 1e-30, 1e30]).double(),), {}), ("roll", torch.roll, (x, 5), {}),
+             ("roll", torch.roll, (x, (1, -2), (0, 2)), {}), ("gaussian_nll_loss", F.gaussian_nll_loss, (x, x.flip(0), x.square()), dict(full=True)),
+             ("gaussian_nll_loss", F.gaussian_nll_loss, (x, x.flip(0), x[..., 0].abs()), dict(reduction="sum")),
+             ("gaussian_nll_loss", F.gaussian_nll_loss, (x, x.flip(0), 0.3), dict(reduction="none"))]
+    cases += [("linalg_qr", torch.linalg.qr, (matrix,), {}) for matrix in (x, x.mT, squares, squares.triu())]
+    cases += [("index_reduce", torch.index_reduce, (x, dim, torch.tensor([0, 2, 0]), x.flip(dim).narrow(dim, 0, 3), kind), dict(include_self=include))
+              for dim in (1, -1) for kind in ("amax", "amin", "mean", "prod") for include in (False, True)]
+    cases += [("scatter_reduce", torch.scatter_reduce, (x[1], 0, torch.tensor([0, 2, 0, 2])[:, None].expand(4, 5), x[0, :, :5], "prod"), {})]
     cases += [(name, getattr(torch, name), (values, dim), {}) for name in ("cummax", "cummin") for values in (x, x.round()) for dim in (0, 1, -1)]
     index = torch.tensor([0, 2, 0, 2])[:, None].expand(4, 7)
     cases += [("scatter_reduce", torch.scatter_reduce, (value, 0, index, x[0].round(), kind), dict(include_self=include))
@@ -773,7 +790,7 @@ def main():
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
-                   rolls=["refused: torch.onnx does not write Odd: aten.roll (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
+                   rolls=["is one of PyTorch: loss"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
                    keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],
                    raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])
         for kind, words in few.items():

@@ -77,12 +77,18 @@ def cumulated_extreme(name):
 
 
 def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
-    """Means, and the largest or smallest, with gradients that equal ones share, of which torch.onnx writes other ones or none."""
+    """Means, products, and the largest or smallest, with gradients that equal ones share, of which torch.onnx writes other ones or none."""
     src = src if src.shape == index.shape else src[tuple(slice(0, size) for size in index.shape)]
     count = torch.zeros_like(input).scatter_add(dim, index, torch.ones_like(src))
     if reduce == "mean" and input.is_floating_point():
         own = input if include_self else torch.where(count > 0, torch.zeros_like(input), input)
         return own.scatter_add(dim, index, src) / (count + 1 if include_self else count.clamp(min=1))
+    if reduce == "prod" and input.is_floating_point():
+        place = torch.arange(input.shape[dim], device=index.device)
+        chosen = index.movedim(dim, -1).unsqueeze(-2) == place.unsqueeze(-1)  # […, of the result, of the source]
+        product = torch.where(chosen, src.movedim(dim, -1).unsqueeze(-2), 1.0).prod(-1).movedim(-1, dim)
+        room = [pad for size, of in zip(reversed(input.shape), reversed(product.shape)) for pad in (0, size - of)]
+        return (input if include_self else torch.where(count > 0, 1.0, input)) * F.pad(product, room, value=1.0)
     if reduce not in ("amax", "amin") or not input.is_floating_point():
         return input.scatter_reduce(dim, index, src, reduce, include_self=include_self)
     found = input.detach().scatter_reduce(dim, index, src.detach(), reduce, include_self=include_self)
@@ -90,6 +96,79 @@ def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
     shares = of_input.to(src.dtype).scatter_add(dim, index, of_src.to(src.dtype))
     own = torch.where(of_input, input, torch.zeros_like(input))
     return own.scatter_add(dim, index, torch.where(of_src, src, torch.zeros_like(src))) / shares
+
+
+def index_reduce(input, dim, index, source, reduce, *, include_self=True):
+    shape = [-1 if at == dim % input.dim() else 1 for at in range(input.dim())]
+    return scatter_reduce(input, dim, index.view(shape).expand_as(source), source, reduce, include_self=include_self)
+
+
+def roll(input, shifts, dims=None):
+    """Also by sizes, which torch.onnx takes for numbers."""
+    if dims is None or dims == ():
+        return roll(input.flatten(), shifts, 0).view_as(input)
+    of_dims = zip(*([one] if not isinstance(one, (tuple, list)) else one for one in (shifts, dims)))
+    for shift, dim in of_dims:
+        lead = (slice(None),) * (dim % input.dim())
+        first = input.shape[dim] - shift % input.shape[dim]
+        input = torch.cat([input[(*lead, slice(first, None))], input[(*lead, slice(None, first))]], dim)
+    return input
+
+
+def fft_shift(inverse):
+    def apply(input, dim=None):
+        dims = list(range(input.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+        return roll(input, [(input.shape[one] + inverse) // 2 for one in dims], dims)
+    return apply
+
+
+def hypotenuse(input, other):
+    size = torch.maximum(input.detach().abs(), other.detach().abs())
+    size = torch.where((size > 0) & (size < torch.inf), size, 1.0)
+    return size * ((input / size).square() + (other / size).square()).sqrt()
+
+
+def mantissa_and_exponent(input, result=torch.return_types.frexp):
+    size = input.detach().abs()
+    counts = (size > 0) & (size < torch.inf)
+    size = torch.where(counts, size, 0.5)
+    power = size.log2().floor() + 1
+    for beyond, step in (torch.ge, 1), (torch.lt, -1):  # the logarithm is rounded
+        power = power + step * beyond(size / power.exp2(), 1.0 if step > 0 else 0.5)
+    power = torch.where(counts, power, 0.0)
+    return result([input / power.exp2(), power.to(torch.int32)])
+
+
+def inverse_of_erf(input):
+    """By Giles's approximation (2010) and Newton's steps, of which the last has the gradient."""
+    x = input.detach()
+    inside = x.abs() < 1
+    within = torch.where(inside, x, 0.0)
+    w = -((1 - within) * (1 + within)).log()
+    near, far, low, high = torch.zeros_like(w), torch.zeros_like(w), w - 2.5, w.clamp(min=5).sqrt() - 3
+    for one, other in GILES:
+        near, far = one + near * low, other + far * high
+    found = torch.where(w < 5, near, far) * within
+    slope = lambda at: math.sqrt(math.pi) / 2 * at.square().exp()  # noqa: E731
+    for _ in range(2):
+        found = found - (found.erf() - within) * slope(found)
+    ends = torch.where(x.abs() == 1, x.sign() * torch.inf, torch.nan)
+    return torch.where(inside, found, ends) + (input - x) * slope(torch.where(inside, found, 0.0))
+
+
+# By power, the highest first: in the middle, and near the ends.
+GILES = list(zip([2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164, 0.246640727, 1.50140941],
+                 [-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047, 1.00167406, 2.83297682]))
+
+
+def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"):
+    """Without a look at the numbers, which the tracer does not have."""
+    var = torch.as_tensor(var, dtype=input.dtype, device=input.device)
+    if var.dim() and var.shape != input.shape and input.shape[:-1] == var.shape:
+        var = var.unsqueeze(-1)
+    var = var + (var.clamp(min=eps) - var).detach()
+    loss = 0.5 * (var.log() + (input - target).square() / var + (math.log(2 * math.pi) if full else 0.0))
+    return reduced(loss, None, None, reduction)
 
 
 def in_place(function):
@@ -376,9 +455,10 @@ EQUIVALENTS = BY_ELIMINATION | {
     **{f"adaptive_max_pool{count}d": adaptive_max_pool(count) for count in (1, 2, 3)}, "bitwise_and": bits_and, "bitwise_left_shift": shifted_left,
     "bitwise_or": bits_or, "bitwise_right_shift": shifted_right, "blackman_window": window(0.42, 0.5, 0.08), "cdist": distances, "clamp": clamp, "clip": clamp,
     "coalesce": as_it_is, "combinations": combinations, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
-    "cummin": cumulated_extreme("cummin"), "cumprod": cumulated_product, "digamma": digamma, "einsum": einsum, "hamming_window": window(0.54, 0.46),
-    "hann_window": window(0.5, 0.5), "isin": is_in, "kthvalue": kth_value, "lgamma": log_gamma, "masked_scatter": masked_scatter,
-    "masked_select": masked_select, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within,
+    "cummin": cumulated_extreme("cummin"), "cumprod": cumulated_product, "digamma": digamma, "einsum": einsum, "erfinv": inverse_of_erf,
+    "fft_fftshift": fft_shift(0), "fft_ifftshift": fft_shift(1), "frexp": mantissa_and_exponent, "gaussian_nll_loss": gaussian_nll_loss, "hamming_window": window(0.54, 0.46),
+    "hann_window": window(0.5, 0.5), "hypot": hypotenuse, "index_reduce": index_reduce, "isin": is_in, "kthvalue": kth_value, "lgamma": log_gamma, "masked_scatter": masked_scatter,
+    "masked_select": masked_select, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within, "roll": roll,
     "scatter_reduce": scatter_reduce, "scatter_reduce_": in_place(scatter_reduce), "searchsorted": search_sorted, "sparse_coo_tensor": dense,
-    "_sparse_mm": torch.matmul, "special_digamma": digamma, "special_gammaln": log_gamma,
+    "_sparse_mm": torch.matmul, "special_digamma": digamma, "special_erfinv": inverse_of_erf, "special_gammaln": log_gamma,
 }

@@ -87,6 +87,37 @@ def log_determinant(A):
     return torch.where(sign < 0, torch.nan, found)
 
 
+def qr(A, mode="reduced", result=torch.return_types.linalg_qr):
+    """By Gram-Schmidt, each column twice, with the signs that LAPACK's reflections give it."""
+    rows, columns = A.shape[-2:]
+    if mode == "complete" and rows > columns:
+        return torch.linalg.qr(A, mode)
+    signs, found = signs_of_reflections(A.detach()), []
+    for k in range(min(rows, columns)):
+        rest = A[..., k : k + 1]
+        for _ in range(2 if found else 0):
+            known = torch.cat(found, -1)
+            rest = rest - known @ (known.mT @ rest)
+        found.append(rest / torch.linalg.vector_norm(rest, dim=-2, keepdim=True) * signs[k])
+    Q = torch.cat(found, -1)
+    return result([Q if mode != "r" else Q.new_zeros(0), (Q.mT @ A).triu()])
+
+
+def signs_of_reflections(A):
+    """Of the diagonal of R, by column. A column that has nothing below the diagonal is not turned."""
+    R, signs, place = A, [], torch.arange(A.shape[-2], device=A.device)
+    for k in range(min(A.shape[-2:])):
+        below = torch.where(place >= k, R[..., k], 0.0)
+        turned, head = below - torch.where(place == k, below, 0.0), below[..., k : k + 1]
+        is_turned = (turned != 0).any(-1, keepdim=True)
+        first = torch.where(is_turned, -torch.linalg.vector_norm(below, dim=-1, keepdim=True) * torch.where(head < 0, -1.0, 1.0), head)
+        signs.append(torch.where(first < 0, -1.0, 1.0).unsqueeze(-1))
+        vector = (below - torch.where(place == k, first, 0.0)).unsqueeze(-1)
+        square = (vector.mT @ vector)
+        R = R - vector @ (vector.mT @ R) * torch.where(square > 0, 2 / torch.where(square > 0, square, 1.0), 0.0)
+    return signs
+
+
 def solve_triangular(A, B, *, upper, left=True, unitriangular=False):
     """Row by row."""
     if not left:
@@ -108,6 +139,6 @@ def cholesky_solve(B, L, upper=False):
 
 BY_ELIMINATION = {
     "cholesky": cholesky, "cholesky_solve": cholesky_solve, "det": determinant, "inverse": inverse, "linalg_cholesky": cholesky, "linalg_det": determinant,
-    "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_slogdet": sign_and_log_determinant, "linalg_solve": solve,
+    "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_qr": qr, "linalg_slogdet": sign_and_log_determinant, "linalg_solve": solve,
     "linalg_solve_triangular": solve_triangular, "logdet": log_determinant, "matrix_exp": matrix_exp, "slogdet": sign_and_log_determinant,
 }
