@@ -18,8 +18,15 @@ namespace piper {
 // and 50 MB to make.
 inline constexpr int64_t kLargestSingle = 16384;
 
+// Holds the models that compilations have read.
+struct KnownModels;
+std::shared_ptr<KnownModels> make_known_models();
+
 struct CompileOptions {
   std::string model, strategy;
+  // Shared by compilations, also of several threads at once, that read the same models: each is
+  // read once. Its files must not change meanwhile. Null: each compilation reads its own.
+  std::shared_ptr<KnownModels> known_models = {};
   std::string initial_values;  // as in ImportOptions
   bool absent_values = false;  // likewise
   std::vector<Definition> defines;

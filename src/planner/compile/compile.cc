@@ -5,6 +5,7 @@
 #include <map>
 
 #include "idle.h"
+#include "known_models.h"
 #include "making.h"
 #include "model.h"
 #include "piper/base/parallel.h"
@@ -23,8 +24,21 @@ constexpr std::string_view kSteps[] = {"strategy",  "import",   "patterns", "ann
                                        "precision", "autodiff", "sharding", "dag",
                                        "fuse",      "schedule", "plan"};
 
-Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
+Result<Imported> read_model(const CompileOptions& options, const Strategy& strategy) {
+  const auto read = [&] { return import_onnx(options.model, import_options(strategy, options)); };
+  if (!options.known_models) return read();
+  return options.known_models->imported.get(key_of_model(strategy, options), read);
+}
+
+Result<Recognised> read_patterns(Graph graph, const CompileOptions& options,
+                                 const Strategy& strategy) {
   const auto find = [&] { return recognise(std::move(graph)); };
+  if (!options.known_models) return find();
+  return options.known_models->recognised.get(key_of_model(strategy, options), find);
+}
+
+template <class Find>
+Result<Graph> find_patterns(const Find& find, Steps& steps, Compiled& compiled) {
   PIPER_ASSIGN(Recognised found, steps.run("patterns", find, [](const Recognised& r) {
     return print_graph(r.graph);
   }));
@@ -600,14 +614,12 @@ Result<Compiled> compile(const CompileOptions& options) {
   compiled.rampup = strategy.rampup;
   PIPER_ASSIGN(const Strategy written, join_axes(std::move(strategy), compiled.explanations));
   PIPER_ASSIGN(strategy, place_sites(written));
-  const auto read_model = [&] {
-    return import_onnx(options.model, import_options(strategy, options));
-  };
-  PIPER_ASSIGN(Imported imported, steps.run("import", read_model, [](const Imported& i) {
-    return print_graph(i.graph);
-  }));
+  const auto read = [&] { return read_model(options, strategy); };
+  PIPER_ASSIGN(Imported imported,
+               steps.run("import", read, [](const Imported& i) { return print_graph(i.graph); }));
   PIPER_ASSIGN(Graph graph, take_model(imported, strategy, compiled));
-  PIPER_ASSIGN(graph, find_patterns(std::move(graph), steps, compiled));
+  const auto find = [&] { return read_patterns(std::move(graph), options, strategy); };
+  PIPER_ASSIGN(graph, find_patterns(find, steps, compiled));
   PIPER_ASSIGN(Cut cut, apply_split(strategy, graph.batch, compiled.explanations));
   const Variables variables = scope_of(strategy, cut);
   PIPER_TRY(check_devices(options, cut));
@@ -644,7 +656,8 @@ Result<Compiled> compile(const CompileOptions& options) {
   PIPER_ASSIGN(Differentiated step, steps.run("autodiff", derive, [](const Differentiated& d) {
     return print_graph(d.graph);
   }));
-  PIPER_ASSIGN(step.graph, find_patterns(std::move(step.graph), steps, compiled));
+  const auto find_backward = [&] { return recognise(std::move(step.graph)); };
+  PIPER_ASSIGN(step.graph, find_patterns(find_backward, steps, compiled));
   PIPER_ASSIGN(step.graph, accumulate_in_halves(std::move(step.graph), strategy.precisions));
   for (const std::string& name : step.without_gradient)
     compiled.notes.push_back({name, "gets no gradient and is not trained"});

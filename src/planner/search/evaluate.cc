@@ -116,6 +116,7 @@ Result<Outcome> Evaluator::run(const std::string& text, bool may_be_kept_refusal
   options.strategy = options_.folder + "/candidate.yaml";
   options.oracles = false;
   options.devices = devices_;
+  options.known_models = models_;
   PIPER_TRY(write_file(options.strategy, text));
   if (inputs_.empty()) return compute(options);
   // What includes and -D come to, so that names of files do not count.

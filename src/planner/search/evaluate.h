@@ -32,6 +32,7 @@ class Evaluator {
 
   const SearchOptions& options_;
   std::shared_ptr<const DeviceCosts> devices_;  // of the cluster
+  std::shared_ptr<KnownModels> models_ = make_known_models();
   std::string inputs_;  // digests of all that outcomes depend on beside the strategy; "": not kept
 };
 
