@@ -225,6 +225,11 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(piper::a_count(1))
       ->capture_default_str();
+  app.add_option("--threads", search.threads,
+                 "how many candidates are tried at once, which changes no result (default: the "
+                 "cores)")
+      ->type_name("N")
+      ->check(piper::a_count(1));
   app.add_option("-D", flags.defines, "override a param of the strategy")
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false);

@@ -8,7 +8,8 @@ namespace piper {
 
 // Calls work(i) once for each i below `count`, the lowest first where threads are fewer. The calls
 // write to different places, so that the result is the same whichever runs first. `work` throws
-// nothing.
-void in_parallel(size_t count, const std::function<void(size_t)>& work);
+// nothing. `most`: threads at most; 0: as many as there are cores. Inside of a call that is one of
+// several threads' all work is done by that thread: the others have the cores.
+void in_parallel(size_t count, const std::function<void(size_t)>& work, size_t most = 0);
 
 }  // namespace piper

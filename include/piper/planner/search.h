@@ -55,13 +55,16 @@ struct SearchOptions {
   int64_t ranks = 0;   // 0: all devices of the cluster
   double memory = 0;   // bytes of a device that plans may take; 0: as the cluster says
   int64_t most = 160;  // candidates that are tried
+  // How many are tried at once; 0: as many as there are cores. It changes no result.
+  int64_t threads = 0;
   // Values that stay, as piper-search --help lists them.
   std::vector<std::pair<std::string, std::string>> fixed;
   std::string folder;  // where candidates are written while they are tried
   // A folder in which it is kept what candidates came to, by digests of all that it depends on, so
   // that a later search need not compile them again; "": none.
   std::string kept;
-  // Called with each candidate that was tried; may be empty.
+  // Called with each candidate that was tried, in their order, by one thread at a time; may be
+  // empty.
   std::function<void(const struct Tried&, int64_t number)> progress;
 };
 

@@ -5,16 +5,25 @@
 #include <atomic>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace piper {
+namespace {
 
-void in_parallel(size_t count, const std::function<void(size_t)>& work) {
+thread_local bool is_one_of_several = false;
+
+}  // namespace
+
+void in_parallel(size_t count, const std::function<void(size_t)>& work, size_t most) {
+  if (most == 0) most = std::max(1u, std::thread::hardware_concurrency());
+  const size_t threads = is_one_of_several ? 1 : std::min(most, count);
   std::atomic<size_t> next{0};
   const auto run = [&] {
+    const bool was = std::exchange(is_one_of_several, is_one_of_several || threads > 1);
     for (size_t i = next++; i < count; i = next++) work(i);
+    is_one_of_several = was;
   };
-  const size_t threads = std::min<size_t>(std::thread::hardware_concurrency(), count);
   std::vector<std::jthread> others;
   try {
     for (size_t t = 1; t < threads; ++t) others.emplace_back(run);

@@ -109,11 +109,11 @@ Result<Evaluator> Evaluator::make(const SearchOptions& options) {
   return made;
 }
 
-Result<Outcome> Evaluator::run(const std::string& text, bool may_be_kept_refusal,
+Result<Outcome> Evaluator::run(const std::string& text, size_t number, bool may_be_kept_refusal,
                                const std::vector<Definition>& more) const {
   CompileOptions options = options_.compile;
   options.defines.insert(options.defines.end(), more.begin(), more.end());
-  options.strategy = options_.folder + "/candidate.yaml";
+  options.strategy = fmt::format("{}/candidate-{}.yaml", options_.folder, number);
   options.oracles = false;
   options.devices = devices_;
   options.known_models = models_;

@@ -21,9 +21,9 @@ class Evaluator {
   // Error: a file that cannot be read, a folder that cannot be made.
   static Result<Evaluator> make(const SearchOptions& options);
   // Compiles and simulates a strategy, with `more` values of params beside those of the options.
-  // Error: it is refused. A refusal that was
+  // Threads may do so at once, with different numbers. Error: it is refused. A refusal that was
   // kept has no more than its message.
-  Result<Outcome> run(const std::string& text, bool may_be_kept_refusal,
+  Result<Outcome> run(const std::string& text, size_t number, bool may_be_kept_refusal,
                       const std::vector<Definition>& more = {}) const;
 
  private:

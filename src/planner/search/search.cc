@@ -5,10 +5,13 @@
 #include <charconv>
 #include <filesystem>
 #include <map>
+#include <mutex>
 #include <set>
+#include <utility>
 
 #include "choices.h"
 #include "evaluate.h"
+#include "piper/base/parallel.h"
 #include "piper/frontend/strategy.h"
 
 namespace piper {
@@ -52,11 +55,11 @@ class Search {
           .with_code(ExitCode::kUsage);
     PIPER_TRY(read_fixed());
     PIPER_TRY(read_batch());
-    for (const SearchChoice& start :
-         beginnings(options_.space, ranks_, options_.cluster.nodes.front().devices, batch_))
-      try_one(fixed(start));
-    if (!any_compiles())  // the usual numbers do not divide these devices
-      for (const SearchChoice& start : all_meshes()) try_one(fixed(start));
+    std::vector<SearchChoice> starts =
+        beginnings(options_.space, ranks_, options_.cluster.nodes.front().devices, batch_);
+    for (SearchChoice& start : starts) start = fixed(std::move(start));
+    try_all(starts);
+    if (!any_compiles()) try_all(all_meshes());  // the usual numbers do not divide these devices
     PIPER_TRY(check_start());
     climb();
     return found();
@@ -201,27 +204,68 @@ class Search {
         ++count;
     }
   }
-  void try_one(const SearchChoice& choice) {
-    if (!may_try(choice)) return;
-    known_[choice] = tried_.size();
-    Tried& tried = tried_.emplace_back();
-    tried.choice = choice;
-    if (Status done = evaluate(tried); !done) {
-      tried.refused = done.error().message;
-      if (!refusal_) refusal_ = std::move(done).error();
+  // Tries all that may be, each beside others. What one came to counts when those before it do, so
+  // that all is as if one were tried after the other.
+  void try_all(const std::vector<SearchChoice>& choices) {
+    for (size_t from = 0; from < choices.size();) {
+      std::vector<SearchChoice> wave;
+      std::set<SearchChoice> met;
+      for (; from < choices.size() && std::ssize(tried_) + std::ssize(wave) < options_.most; ++from)
+        if (may_try(choices[from]) && met.insert(choices[from]).second)
+          wave.push_back(choices[from]);
+      if (wave.empty()) return;
+      try_wave(wave);
     }
+  }
+  struct Trial {
+    bool ended = false;
+    std::optional<Tried> tried;  // nothing: it was left
+    double products = 0;
+    std::optional<Error> refusal;
+  };
+  void try_wave(const std::vector<SearchChoice>& wave) {
+    std::vector<Trial> trials(wave.size());
+    size_t next = 0;   // that counts
+    std::mutex mutex;  // for `trials` and `next`, and all that counting changes
+    const auto work = [&](size_t i) {
+      std::unique_lock lock(mutex);
+      const bool works = may_work(wave[i]);  // what does not work at one time never will
+      // The first refusal may be the answer, with all that there is to say of it.
+      const bool may_be_kept_refusal = refusal_.has_value();
+      lock.unlock();
+      Trial trial = works ? try_one(wave[i], i, may_be_kept_refusal) : Trial{};
+      lock.lock();
+      trials[i] = std::move(trial);
+      trials[i].ended = true;
+      for (; next < wave.size() && trials[next].ended; ++next)
+        if (may_try(wave[next])) count(std::exchange(trials[next], {}));
+    };
+    in_parallel(wave.size(), work, static_cast<size_t>(options_.threads));
+  }
+  Trial try_one(const SearchChoice& choice, size_t number, bool may_be_kept_refusal) const {
+    const auto base = std::filesystem::relative(options_.compile.strategy, options_.folder);
+    Trial trial;
+    Tried& tried = trial.tried.emplace();
+    tried.choice = choice;
+    tried.text = text_of(options_.space, choice, base.string());
+    Result<Outcome> outcome = evaluator_.run(tried.text, number, may_be_kept_refusal);
+    if (outcome) {
+      take(*outcome, options_, tried);
+      trial.products = outcome->products;
+    } else {
+      tried.refused = outcome.error().message;
+      trial.refusal = std::move(outcome).error();
+    }
+    return trial;
+  }
+  void count(Trial trial) {
+    known_[trial.tried->choice] = tried_.size();
+    const Tried& tried = tried_.emplace_back(*std::move(trial.tried));
+    if (tried.choice.recompute.empty() && trial.products > 0)
+      bound_ = bound_ > 0 ? std::min(bound_, trial.products) : trial.products;
+    if (!refusal_) refusal_ = std::move(trial.refusal);
     note_refusal(tried);
     if (options_.progress) options_.progress(tried, std::ssize(tried_));
-  }
-  Status evaluate(Tried& tried) {
-    const auto base = std::filesystem::relative(options_.compile.strategy, options_.folder);
-    tried.text = text_of(options_.space, tried.choice, base.string());
-    // The first refusal may be the answer, with all that there is to say of it.
-    PIPER_ASSIGN(const Outcome outcome, evaluator_.run(tried.text, refusal_.has_value()));
-    take(outcome, options_, tried);
-    if (tried.choice.recompute.empty() && outcome.products > 0)
-      bound_ = bound_ > 0 ? std::min(bound_, outcome.products) : outcome.products;
-    return ok_status();
   }
   bool any_compiles() const {
     return std::ranges::any_of(tried_, [](const Tried& one) { return one.refused.empty(); });
@@ -276,9 +320,9 @@ class Search {
       size_t best = at;
       const Tried& here = tried_[at];
       const double spare = here.memory > 0 ? here.memory - here.peak_bytes : 0;
-      for (const SearchChoice& next :
-           neighbours(options_.space, SearchChoice(here.choice), spare)) {
-        try_one(next);
+      const std::vector<SearchChoice> all = neighbours(options_.space, here.choice, spare);
+      try_all(all);
+      for (const SearchChoice& next : all) {
         const auto known = known_.find(next);
         if (known != known_.end() && is_better(tried_[known->second], tried_[best]))
           best = known->second;

@@ -1,9 +1,11 @@
 // Sweeps: what one strategy comes to for each combination of values of its params.
 #include <algorithm>
 #include <filesystem>
+#include <mutex>
 
 #include "evaluate.h"
 #include "piper/base/maps.h"
+#include "piper/base/parallel.h"
 #include "piper/base/yaml.h"
 
 namespace piper {
@@ -70,30 +72,41 @@ Result<std::vector<Swept>> sweep(const SearchOptions& options,
   PIPER_ASSIGN(const Evaluator evaluator, Evaluator::make(options));
   const auto base = std::filesystem::relative(options.compile.strategy, options.folder);
   const std::string text = fmt::format("piper: 1\ninclude: [{}]\n", yaml::in_quotes(base.string()));
-  std::vector<Swept> rows;
-  std::vector<size_t> at(params.size());
-  for (bool more = true; more;) {
-    Swept& row = rows.emplace_back();
-    for (size_t p = 0; p < params.size(); ++p)
-      row.values.push_back({params[p].name, params[p].values[at[p]]});
-    Result<Outcome> outcome = evaluator.run(text, true, row.values);
-    if (outcome) {
-      take(*outcome, options, row.tried);
-    } else {
-      for (const SweptParam& param : params)  // one that the strategy does not have
-        if (outcome.error().at.file.starts_with(fmt::format("-D {}=", param.name))) {
-          outcome.error().at = param.at;
-          return std::move(outcome).error();
-        }
-      row.tried.refused = outcome.error().message;
-    }
-    if (options.progress) options.progress(row.tried, std::ssize(rows));
-    more = false;
-    for (size_t p = params.size(); p-- > 0 && !more;) {
-      more = ++at[p] < params[p].values.size();
-      if (!more) at[p] = 0;
-    }
+  size_t count = 1;
+  for (const SweptParam& param : params) count *= param.values.size();
+  std::vector<Swept> rows(count);
+  for (size_t r = 0; r < count; ++r) {
+    size_t left = r;
+    rows[r].values.resize(params.size());
+    for (size_t p = params.size(); p-- > 0; left /= params[p].values.size())
+      rows[r].values[p] = {params[p].name, params[p].values[left % params[p].values.size()]};
   }
+  const auto try_row = [&](size_t r) -> Status {
+    PIPER_ASSIGN(const Outcome outcome, evaluator.run(text, r, true, rows[r].values));
+    take(outcome, options, rows[r].tried);
+    return ok_status();
+  };
+  std::vector<bool> ended(count);
+  size_t shown = 0;
+  std::mutex mutex;  // for `ended` and `shown`
+  const auto end_row = [&](size_t r, const Status& tried) {
+    if (!tried) rows[r].tried.refused = tried.error().message;
+    const std::scoped_lock lock(mutex);
+    ended[r] = true;
+    for (; shown < count && ended[shown]; ++shown)
+      if (options.progress) options.progress(rows[shown].tried, static_cast<int64_t>(shown) + 1);
+  };
+  Status first = try_row(0);
+  if (!first)
+    for (const SweptParam& param : params)  // one that the strategy does not have
+      if (first.error().at.file.starts_with(fmt::format("-D {}=", param.name))) {
+        first.error().at = param.at;
+        return std::move(first).error();
+      }
+  end_row(0, first);
+  in_parallel(
+      count - 1, [&](size_t r) { end_row(r + 1, try_row(r + 1)); },
+      static_cast<size_t>(options.threads));
   return rows;
 }
 
