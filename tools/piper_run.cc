@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 
 #include "checkpoint_flags.h"
 #include "fault_flags.h"
@@ -27,13 +28,21 @@ using piper::between;
 std::atomic<bool> save_requested{false};
 extern "C" void request_save(int) { save_requested.store(true); }
 
-// Set by the first SIGINT, SIGTERM or SIGHUP; the second ends the process as usual.
+// Set by the first SIGINT, SIGTERM or SIGHUP. Launchers send a signal twice at once: to all
+// processes, and through their own handler. One that comes kPatience later ends the process as
+// usual.
 std::atomic<bool> stop_requested{false};
-static_assert(std::atomic<bool>::is_always_lock_free);
+std::atomic<int64_t> stop_second{0};
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);
+constexpr int64_t kPatience = 2;  // seconds
 
 extern "C" void request_stop(int signal) {
-  stop_requested.store(true);
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (!stop_requested.exchange(true)) stop_second.store(now.tv_sec);
+  if (now.tv_sec - stop_second.load() <= kPatience) return;
   std::signal(signal, SIG_DFL);
+  raise(signal);
 }
 
 constexpr int kInterrupted = 130;

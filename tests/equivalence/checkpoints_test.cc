@@ -318,6 +318,37 @@ TEST_F(Checkpoints, SignalsToAnyRankSave) {
   EXPECT_EQ(steps->size(), 2u) << output;
 }
 
+// Launchers pass a signal on that the process has got already: a second one at once ends nothing.
+TEST_F(Checkpoints, ASignalTwiceAtOnceSaves) {
+  const std::string twice = path("twice");
+  const auto [code, output] = run_shell(fmt::format(
+      "PIPER_FAULT=slow@0:*:step {}/bin/piper-run {} --data {}:u8 --threads 1 --checkpoint {} "
+      "--steps "
+      "100000 --log-every 1 > {}/twice.txt 2>&1 & J=$!; for i in $(seq 600); do grep -q 'step 1/' "
+      "{}/twice.txt && break; sleep 0.1; done; kill -TERM $J; sleep 0.1; kill -TERM $J; wait $J",
+      PIPER_BINARY_DIR, path("one"), path("text.bin"), twice, folder(), folder()));
+  EXPECT_EQ(code, 130) << output;
+  const auto steps = list_checkpoints(file_storage(), twice);
+  ASSERT_TRUE(steps);
+  EXPECT_EQ(steps->size(), 1u);
+}
+
+// An export replaces what an export has written, and no other file.
+TEST_F(Checkpoints, ExportsReplaceNoOtherFiles) {
+  ASSERT_EQ(run("one", "--steps 1 --checkpoint " + path("exported")).first, 0);
+  const auto exports = [] {
+    return run_shell(fmt::format("{}/bin/piper-checkpoint export {} {} --hf --force 2>&1",
+                                 PIPER_BINARY_DIR, path("exported"), path("hf")));
+  };
+  EXPECT_EQ(exports().first, 0);
+  EXPECT_EQ(exports().first, 0);
+  ASSERT_TRUE(write_file(path("hf/config.json"), "{}"));
+  const auto refused = exports();
+  EXPECT_NE(refused.first, 0);
+  EXPECT_NE(refused.second.find("'config.json'"), std::string::npos) << refused.second;
+  EXPECT_EQ(read("hf/config.json"), "{}");
+}
+
 // Killed at whatever time, a job goes on with the newest whole checkpoint, and ends as one that
 // nobody killed.
 TEST_F(Checkpoints, KilledJobsEndAsOthersDo) {
@@ -450,7 +481,9 @@ TEST_F(Checkpoints, MetricsAreOneSeries) {
     EXPECT_NE(at, std::string::npos) << step;
     EXPECT_EQ(series.find(line, at + 1), std::string::npos) << step;
   }
-  EXPECT_NE(read("out/metrics.prom").find("piper_step 8\n"), std::string::npos);
+  const std::string values = read("out/metrics.prom");
+  EXPECT_NE(values.find("piper_step 8\n"), std::string::npos);
+  EXPECT_EQ(values.find("e+"), std::string::npos) << values;  // whole numbers are whole
   EXPECT_EQ(read("out/strategy.yaml").substr(0, 8), "piper: 1");
   std::vector<size_t> counts;
   for (const auto& file : std::filesystem::directory_iterator(out))

@@ -571,6 +571,32 @@ TEST_F(Jobs, KeepTheCheckpointOfLowestLoss) {
   EXPECT_NE(why.find("let --every be a multiple of --eval-every"), std::string::npos) << why;
 }
 
+// An evaluation of an older checkpoint adds to what a run has told, and takes nothing away.
+TEST_F(Jobs, AnEvaluationLeavesARunAsItIs) {
+  const std::string out = path("told");
+  expect_runs(fmt::format("--steps 6 {} --out {} --every 2", valid(), out));
+  const std::string metrics = read("told/metrics.jsonl"), values = read("told/metrics.prom");
+  expect_runs(fmt::format("--eval-only {} --resume {}/checkpoints/step-000000002 --out {}", valid(),
+                          out, out));
+  const std::string after = read("told/metrics.jsonl");
+  EXPECT_TRUE(after.starts_with(metrics)) << after;
+  EXPECT_GT(after.size(), metrics.size());
+  EXPECT_EQ(read("told/metrics.prom"), values);
+  // Nor does a branch, or a job of other plans that begins where there is no checkpoint yet.
+  expect_runs(fmt::format(
+      "--steps 4 --branch {}/checkpoints/step-000000002 --metrics {}/metrics.jsonl", out, out));
+  EXPECT_TRUE(read("told/metrics.jsonl").starts_with(after));
+}
+
+// Checkpoints by the clock are evaluated by chance only: best ones are not known of them.
+TEST_F(Jobs, BestByTheClockIsRefused) {
+  const auto [code, output] =
+      run(fmt::format("--steps 6 {} --eval-every 4 --checkpoint {} --minutes 1 --keep best=2",
+                      valid(), path("no")));
+  EXPECT_EQ(code, 2) << output;
+  EXPECT_NE(output.find("--minutes"), std::string::npos) << output;
+}
+
 // Rows that fill no batch are left out; sets have names, and several sources.
 TEST_F(Jobs, EvaluateSeveralSets) {
   const auto write = [&](const char* name, int64_t rows, int64_t shift) {

@@ -146,6 +146,26 @@ TEST_F(Switch, ProcessesEndAsThreadsDo) {
   }
 }
 
+// Ranks that would switch to other plans than the rest are refused when they meet, as are flags
+// that each rank decides by.
+TEST_F(Switch, ProcessesSwitchToTheSamePlans) {
+  const auto together = [](const std::string& first, const std::string& rest) {
+    return run_shell("exec 2>&1; " + as_processes(4, torch_variables(4, free_port()),
+                                                  "sh -c '[ $RANK = 0 ] && exec " + first +
+                                                      " || exec " + rest + "'"));
+  };
+  const auto other = together(command("pp4", "--steps 5" + switched("ddp4", 2)),
+                              command("pp4", "--steps 5" + switched("zero1x4", 2)));
+  EXPECT_NE(other.first, 0) << other.second;
+  EXPECT_NE(other.second.find("--switch"), std::string::npos) << other.second;
+  const auto most =
+      together(command("pp4", "--steps 5 --on-nan rollback --checkpoint " + path("most") +
+                                  " --most-rollbacks 2"),
+               command("pp4", "--steps 5 --on-nan rollback --checkpoint " + path("most")));
+  EXPECT_NE(most.first, 0) << most.second;
+  EXPECT_NE(most.second.find("--most-rollbacks"), std::string::npos) << most.second;
+}
+
 // Scaled losses, two versions of weights and parameters in 16 bits move, too.
 TEST_F(Switch, NumericsAndVersionsMove) {
   const std::pair<const char*, const char*> more[] = {

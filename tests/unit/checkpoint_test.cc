@@ -661,6 +661,10 @@ TEST(Checkpoint, SettingsAreComparedByTheirPaths) {
   EXPECT_EQ(text(changed_settings("train: {a: [{x: 1}, {x: 2}]}", "train: {a: [{x: 1}]}")),
             "a.1.x: 2 -> \n");
   EXPECT_EQ(text(changed_settings("train: 7", "\t: [")), "");
+  const std::string rounds =
+      "directives:\n  - replicate: {over: dp, bucket: 1MiB, reduce: {dtype: int8, lossy: true}}\n";
+  EXPECT_EQ(text(changed_settings("", rounds)), "lossy:  -> dtype: int8\n");
+  EXPECT_EQ(text(changed_settings(rounds, rounds + "  - replicate: {over: pp}\n")), "");
   EXPECT_TRUE(covers_setting("lr", "optimizer.adamw.lr"));
   EXPECT_TRUE(covers_setting("optimizer", "optimizer.adamw.lr"));
   EXPECT_TRUE(covers_setting("adamw.lr", "optimizer.adamw.lr"));

@@ -1,5 +1,7 @@
 // Parameters for other programs: safetensors files, one or the shards of a Hugging Face folder.
 // Called by piper-checkpoint.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -65,7 +67,7 @@ Result<std::string> stream_tensors(std::span<const Exported> tensors, const Meta
       if (!put(as_text(block))) return cannot();
     }
   }
-  if (std::fflush(file.get()) != 0) return cannot();
+  if (std::fflush(file.get()) != 0 || fsync(fileno(file.get())) != 0) return cannot();
   return digest.digest();
 }
 
@@ -193,6 +195,25 @@ Status write_shards(const Selection& selection, int64_t most, const std::string&
                     index.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
+// A folder is replaced as a whole: what no export wrote there would be lost.
+Status check_only_ours(const std::string& folder) {
+  std::vector<std::string> others;
+  std::error_code problem;
+  for (std::filesystem::directory_iterator it(folder, problem), end; !problem && it != end;
+       it.increment(problem)) {
+    const std::string name = it->path().filename().string();
+    const bool is_shard = name.starts_with("model") && name.ends_with(".safetensors");
+    if (!is_shard && name != kIndexFile) others.push_back("'" + quote_control(name) + "'");
+  }
+  if (others.empty()) return ok_status();
+  std::ranges::sort(others);
+  if (others.size() > 5) others.resize(5), others.push_back("…");
+  return fail("'{}' has files beside an export's, which --force would remove: {}", folder,
+              join(others, ", "))
+      .with_code(ExitCode::kInput)
+      .with_note("help: export to a new folder, and move its files there");
+}
+
 Status write_folder(const Selection& selection, int64_t most, const std::string& folder) {
   namespace fs = std::filesystem;
   std::error_code problem;
@@ -212,6 +233,7 @@ Status write_folder(const Selection& selection, int64_t most, const std::string&
 Result<std::string> export_checkpoint(const CheckpointReader& reader, const ExportOptions& options,
                                       const std::string& to) {
   PIPER_TRY(check_new(to, options.replace));
+  if (options.huggingface) PIPER_TRY(check_only_ours(to));
   for (size_t k = 0; k < reader.about().files.size(); ++k)
     if (Status whole = reader.verify(k); !whole)
       return std::move(whole).error().with_code(ExitCode::kRefused);

@@ -226,6 +226,16 @@ void flatten(const yaml::Node& node, const std::string& prefix,
   if (!is_list && !node.is(yaml::Node::Kind::kMap)) settings[prefix] = print_value(node);
 }
 
+// Adds what a directive rounds on its way with loss, wherever it says so.
+void add_lossy(const yaml::Node& node, std::string& to) {
+  const yaml::Entry* const lossy = node.find("lossy");
+  if (lossy != nullptr && lossy->value.text == "true")
+    for (const char* key : {"dtype", "block", "when"})
+      if (const yaml::Entry* entry = node.find(key))
+        to += fmt::format("{}{}: {}", to.empty() ? "" : ", ", key, print_value(entry->value));
+  for (const yaml::Entry& entry : node.entries) add_lossy(entry.value, to);
+}
+
 // Returns what `train` says, each setting with its path. A text that is no strategy has none.
 std::map<std::string, std::string> settings_of(const std::string& strategy) {
   std::map<std::string, std::string> settings;
@@ -239,9 +249,13 @@ std::map<std::string, std::string> settings_of(const std::string& strategy) {
       settings[key] = print_value(entry->value);
   const yaml::Entry* const directives = root ? root->find("directives") : nullptr;
   for (const yaml::Node& one :
-       directives != nullptr ? directives->value.items : std::vector<yaml::Node>())
+       directives != nullptr ? directives->value.items : std::vector<yaml::Node>()) {
     if (const yaml::Entry* precision = one.find("precision"))
       settings["precision"] += print_value(precision->value);
+    std::string lossy;
+    add_lossy(one, lossy);
+    if (!lossy.empty()) settings["lossy"] += (settings["lossy"].empty() ? "" : "; ") + lossy;
+  }
   return settings;
 }
 

@@ -40,15 +40,23 @@ std::string print_sets(const JobOptions& job) {
   return sets.empty() ? "not given" : join(sets, ", ");
 }
 
-std::string print_switches(const RunOptions& options) {
-  std::vector<std::string> steps;
-  for (const RunOptions::Switch& one : options.switches) steps.push_back(std::to_string(one.step));
-  return steps.empty() ? "not given" : join(steps, ", ");
+// "to 4f2c… after step 10", by which all ranks switch to the same plans.
+std::string print_switches(const RunOptions& options, const Loaded& loaded) {
+  std::vector<std::string> switches;
+  const Later* later = loaded.later.get();
+  for (const RunOptions::Switch& one : options.switches) {
+    switches.push_back(fmt::format("to {} after step {}",
+                                   later == nullptr ? one.plans : later->loaded.set.manifest.set_id,
+                                   one.step));
+    if (later != nullptr) later = later->loaded.later.get();
+  }
+  return switches.empty() ? "not given" : join(switches, ", ");
 }
 
 // What must be the same on all ranks, or they would not train one model or wait for each other.
 std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& options,
-                                                              const BatchSource* data) {
+                                                              const Loaded& loaded) {
+  const BatchSource* const data = loaded.data.get();
   const auto given = [](const std::string& path) { return path.empty() ? "not given" : "given"; };
   const JobOptions& job = options.job;
   const char* against[] = {"not given", "single", "uncut"};
@@ -74,9 +82,10 @@ std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& 
           {"--log-every", std::to_string(options.log_every)},
           {"--target-loss", job.target_loss ? fmt::format("{}", *job.target_loss) : "not given"},
           {"--on-nan", std::to_string(static_cast<int>(job.on_nan))},
+          {"--most-rollbacks", std::to_string(job.most_rollbacks)},
           {"--replay", std::to_string(job.replay)},
           {"--check-replicas", std::to_string(job.check_replicas)},
-          {"--switch", print_switches(options)},
+          {"--switch", print_switches(options, loaded)},
           {"--checkpoint", given(job.checkpoint ? job.checkpoint->folder : "")},
           {"--every", std::to_string(job.checkpoint ? job.checkpoint->every : 0)},
           {"what it begins with", starts[static_cast<int>(options.start.how)]},
@@ -246,7 +255,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
   if (transport != nullptr)
     PIPER_TRY(transport->control().agree({loaded.set.manifest.set_id, loaded.rank, loaded.world,
                                           loaded.set.directory, kernels_of(options.job),
-                                          common_flags(options, loaded.data.get())}));
+                                          common_flags(options, loaded)}));
   if (speaks) std::fputs(introduce(options, loaded, transport != nullptr).c_str(), stderr);
   PIPER_TRY(find_begin(options, loaded, transport == nullptr ? nullptr : &transport->control()));
   std::optional<Watchman> watchman;

@@ -56,17 +56,22 @@ Status check_target(const std::string& path) {
 
 namespace {
 
-// How many runs a file of metrics tells of, and whether its last line is whole.
+// How many runs a file of metrics tells of, the line of the last one, and whether the file's last
+// line is whole.
 struct Earlier {
   int64_t runs = 0;
+  std::string last;
   bool whole = true;
 };
 
 Earlier look_at(const std::string& path) {
   Earlier earlier;
   std::ifstream file(path, std::ios::binary);
-  for (std::string line; std::getline(file, line); earlier.whole = !file.eof())
-    earlier.runs += line.starts_with("{\"run\":") ? 1 : 0;
+  for (std::string line; std::getline(file, line); earlier.whole = !file.eof()) {
+    if (!line.starts_with("{\"run\":")) continue;
+    ++earlier.runs;
+    earlier.last = line;
+  }
   return earlier;
 }
 
@@ -95,6 +100,17 @@ Status cut_lines(const std::string& path, int64_t step) {
   return write_file(path, join(lines, ""));
 }
 
+// Returns whether the job goes on with the run that the file ends with, so that what this one tells
+// of steps beyond the checkpoint is cut. A job that is started again before its first checkpoint is
+// still the same one if it runs the same plans. An evaluation and a branch are no such jobs.
+bool goes_on(const std::string& path, const RunOptions& options, const PlanSet& set) {
+  using How = StartOptions::How;
+  const How how = options.start.how;
+  if (options.evaluate_only || (how != How::kResume && how != How::kResumeOrStart)) return false;
+  return options.job.first_step > 0 ||
+         look_at(path).last.find('"' + set.manifest.set_id + '"') != std::string::npos;
+}
+
 // Returns the same line for the same run, whenever it runs.
 std::string run_line(int64_t number, const RunOptions& options, const PlanSet& set) {
   nlohmann::ordered_json line;
@@ -117,10 +133,7 @@ Status MetricsFile::open(const std::string& path, const RunOptions& options, con
   path_ = path;
   std::error_code ignored;
   const bool is_there = fs::is_regular_file(path, ignored);
-  // A job that is started again before its first checkpoint is still the same one.
-  if (is_there &&
-      (options.job.first_step > 0 || options.start.how == StartOptions::How::kResumeOrStart))
-    PIPER_TRY(cut_lines(path, options.job.first_step));
+  if (is_there && goes_on(path, options, set)) PIPER_TRY(cut_lines(path, options.job.first_step));
   const Earlier earlier = is_there ? look_at(path) : Earlier();
   file_ = std::fopen(path.c_str(), "a");
   if (file_ == nullptr) return broken();

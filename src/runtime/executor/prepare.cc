@@ -179,6 +179,11 @@ Status prepare_evaluation(RunOptions& options, const PlanSet& set) {
   const int64_t every = job.checkpoint->every;
   if (job.evaluate_every == 0) job.evaluate_every = every;
   job.checkpoint->by_evaluation = true;
+  if (job.checkpoint->keep.best > 0 && every == 0 && job.checkpoint->minutes > 0)
+    return usage(
+               "--keep best means the loss of evaluations, which checkpoints of --minutes do not "
+               "have")
+        .with_note("help: --every with a multiple of --eval-every");
   if (job.checkpoint->keep.best == 0 || every == 0 || every % job.evaluate_every == 0)
     return ok_status();
   return usage(fmt::format("--keep best means the loss of evaluations, which checkpoints each {} "

@@ -1,6 +1,8 @@
 // The loop over steps of one rank.
 #include "rank_loop.h"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 
 #include "evaluation.h"
@@ -209,6 +211,7 @@ class Steps {
   std::optional<double> evaluation_loss_;  // rank 0's: of the first set, then
   Clock::time_point since_;  // when the step began, or where they are late, the one before ended
   double longest_s_ = 0;     // of the steps so far, with what is done between them
+  std::array<double, 20> recent_s_{};  // of the last ones: a single slow one is forgotten
   MemoryMetrics memory_;
 };
 
@@ -285,10 +288,12 @@ Status Steps::end(int64_t step, bool last) {
   PIPER_TRY(between_steps(run_, guard_, metrics, heard, last));
   stop_ = heard.stop;
   save_ |= heard.save;
+  const double all = seconds();  // but for a way back to a checkpoint
   if (!overlap_) PIPER_TRY(judge(metrics, heard.words));
   if (!step_was_undone_) loss_ = metrics.loss;
   if (step == run_.options.first_step + 1) PIPER_TRY(tell_memory(/*is_loaded=*/false));
-  longest_s_ = std::max(longest_s_, seconds());
+  longest_s_ = std::max(longest_s_, all);
+  recent_s_[static_cast<size_t>(step) % recent_s_.size()] = all;
   if (late_) since_ = ended;
   run_.control.set_timeout(wait_limit(run_.options, longest_s_));
   return ok_status();
@@ -348,7 +353,8 @@ bool Steps::is_out_of_time() const {
   if (run_.options.time_limit_s <= 0 || run_.control.rank() != 0) return false;
   const double written = run_.checkpoints != nullptr ? run_.checkpoints->likely_s() : 0;
   const double passed = std::chrono::duration<double>(Clock::now() - run_.options.started).count();
-  const double next = (late_ ? 2 : 1) * longest_s_;  // one more step is under way where it is late
+  const double longest = *std::ranges::max_element(recent_s_);
+  const double next = (late_ ? 2 : 1) * longest;  // one more step is under way where it is late
   if (passed + next + written < run_.options.time_limit_s) return false;
   return run_.result.interrupted = true;
 }

@@ -47,18 +47,23 @@ Status RunFolder::open(const RunOptions& options, const PlanSet& set) {
   if (options.out.empty()) return ok_status();
   folder_ = options.out;
   steps_ = options.job.steps;
+  trains_ = !options.evaluate_only;
+  if (!trains_) return begin_events({});
   PIPER_TRY(write_file(folder_ + "/strategy.yaml", set.manifest.strategy_text));
-  return go_back(options.job.first_step);
+  return begin_events(options.job.first_step);
 }
 
 Status RunFolder::go_back(int64_t step) {
-  if (folder_.empty()) return ok_status();
+  return folder_.empty() ? ok_status() : begin_events(step);
+}
+
+Status RunFolder::begin_events(std::optional<int64_t> first_step) {
   int64_t runs = 0;
   std::error_code problem;
   for (fs::directory_iterator it(folder_, problem), end; !problem && it != end;
        it.increment(problem))
     runs += it->path().filename().string().starts_with("events.out.tfevents.") ? 1 : 0;
-  return events_.open(folder_, runs + 1, step);
+  return events_.open(folder_, runs + 1, first_step);
 }
 
 Status RunFolder::add(const StepMetrics& metrics) {
@@ -74,7 +79,7 @@ Status RunFolder::add(const EvaluationMetrics& metrics) {
   evaluated_[metrics.set] = metrics;
   const std::pair<std::string, double> scalar{"evaluation_loss/" + metrics.set, metrics.loss};
   PIPER_TRY(events_.add(metrics.step, std::span(&scalar, 1)));
-  return write_values();
+  return trains_ ? write_values() : ok_status();
 }
 
 Status RunFolder::close() {
@@ -101,7 +106,7 @@ Status RunFolder::write_values() {
   written_ = std::chrono::steady_clock::now();
   std::string text;
   const auto number = [](double value) {
-    return std::isfinite(value) ? fmt::format("{:g}", value)
+    return std::isfinite(value) ? fmt::format("{}", value)
            : std::isnan(value)  ? "NaN"
            : value < 0          ? "-Inf"
                                 : "+Inf";

@@ -12,7 +12,8 @@ class RunFolder {
  public:
   // Fills what DIR stands for in the options. To be called before they are read.
   static void complete(RunOptions& options);
-  // Creates the folder; the plans' strategy is copied there. Nothing to do without --out.
+  // Creates the folder; the plans' strategy is copied there. Nothing to do without --out. A job
+  // that only evaluates adds events, and leaves all else as the job that trains wrote it.
   Status open(const RunOptions& options, const PlanSet& set);
   Status add(const StepMetrics& metrics);
   Status add(const EvaluationMetrics& metrics);
@@ -22,6 +23,8 @@ class RunFolder {
   Status close();
 
  private:
+  // A further file of events, which replaces what others say of steps after `first_step`.
+  Status begin_events(std::optional<int64_t> first_step);
   Status write_values();
 
   std::string folder_;
@@ -29,6 +32,7 @@ class RunFolder {
   StepMetrics last_;
   std::map<std::string, EvaluationMetrics> evaluated_;  // by set: the last
   int64_t steps_ = 0;
+  bool trains_ = true;
   std::chrono::steady_clock::time_point written_{};
 };
 

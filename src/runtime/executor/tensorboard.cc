@@ -71,7 +71,8 @@ TensorBoardFile::~TensorBoardFile() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
-Status TensorBoardFile::open(const std::string& folder, int64_t number, int64_t first_step) {
+Status TensorBoardFile::open(const std::string& folder, int64_t number,
+                             std::optional<int64_t> first_step) {
   if (file_ != nullptr) std::fclose(file_);
   path_ = fmt::format("{}/events.out.tfevents.{:010}.piper.{}", folder, std::time(nullptr), number);
   file_ = std::fopen(path_.c_str(), "ab");
@@ -80,7 +81,8 @@ Status TensorBoardFile::open(const std::string& folder, int64_t number, int64_t 
   std::string version = begin_event(0);
   put_bytes(version, 3, "brain.Event:2");
   PIPER_TRY(append(version));
-  std::string start = begin_event(first_step + 1), log;
+  if (!first_step) return ok_status();
+  std::string start = begin_event(*first_step + 1), log;
   put_key(log, 1, kVarint);  // SessionLog: status = 1, START
   put_varint(log, 1);
   put_bytes(start, 7, log);

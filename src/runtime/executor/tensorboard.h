@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdio>
+#include <optional>
 
 #include "piper/base/base.h"
 
@@ -18,7 +19,7 @@ class TensorBoardFile {
   // Creates the file in `folder`, in place of the one before. TensorBoard leaves out what earlier
   // files there say of steps after `first_step`. `number`: of the run, which makes the name its
   // own.
-  Status open(const std::string& folder, int64_t number, int64_t first_step);
+  Status open(const std::string& folder, int64_t number, std::optional<int64_t> first_step);
   Status add(int64_t step, std::span<const std::pair<std::string, double>> scalars);
 
  private:
