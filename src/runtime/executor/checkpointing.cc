@@ -14,7 +14,7 @@
 namespace piper {
 namespace {
 
-constexpr const char* kWritingPart = "the other ranks' parts of the checkpoint";
+constexpr const char* kWritingPart = "exchange of parts of the checkpoint";
 constexpr const char* kPartialEnding = ".partial";
 constexpr std::chrono::milliseconds kWritingLook{1};
 constexpr double kSlowDisk = 1e8;  // bytes a second, as long as nothing was measured

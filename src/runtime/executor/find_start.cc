@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using How = StartOptions::How;
-constexpr const char* kChoice = "the choice of a checkpoint";
+constexpr const char* kChoice = "choice of a checkpoint";
 
 void warn_user(const std::string& line) {
   std::fputs(fmt::format("warning: {}\n", line).c_str(), stderr);

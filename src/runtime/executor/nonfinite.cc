@@ -146,6 +146,11 @@ Result<int64_t> roll_back(const JobOptions& options, Control& control, Executor&
   asked.job.checkpoint = options.checkpoint;
   PIPER_TRY(executor.settle());
   const Result<std::optional<Start>> start = find_start(asked, &control);
+  if (!start && start.error().code == ExitCode::kPeer) {  // of what is there nobody knows
+    Error error = start.error();
+    error.message = fmt::format("going back from step {}: {}", step + 1, error.message);
+    return error;
+  }
   if (!start || !*start || (*start)->step < options.first_step) {
     Error error =
         fail("step {} is not finite, and '{}' holds no checkpoint of this job to go back to",

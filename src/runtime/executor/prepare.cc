@@ -170,7 +170,8 @@ Status prepare_evaluation(RunOptions& options, const PlanSet& set) {
     job.steps = 0;
     job.checkpoint.reset();
     // What is read of a checkpoint is its parameters: nothing is trained, whatever the settings.
-    if (options.start.how == StartOptions::How::kResume)
+    if (options.start.how == StartOptions::How::kResume ||
+        options.start.how == StartOptions::How::kResumeOrStart)
       options.start.how = StartOptions::How::kBranch;
     if (options.data.sources.empty()) options.data.sources = sources_of_first_set(options, set);
     return ok_status();

@@ -2,7 +2,9 @@
 #include "run_folder.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <ctime>
 #include <filesystem>
 
 namespace piper {
@@ -58,12 +60,20 @@ Status RunFolder::go_back(int64_t step) {
 }
 
 Status RunFolder::begin_events(std::optional<int64_t> first_step) {
-  int64_t runs = 0;
+  constexpr std::string_view kPrefix = "events.out.tfevents.";
+  int64_t runs = 0, time = std::time(nullptr);
   std::error_code problem;
   for (fs::directory_iterator it(folder_, problem), end; !problem && it != end;
-       it.increment(problem))
-    runs += it->path().filename().string().starts_with("events.out.tfevents.") ? 1 : 0;
-  return events_.open(folder_, runs + 1, first_step);
+       it.increment(problem)) {
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with(kPrefix)) continue;
+    ++runs;
+    // Readers take the files in the order of their names, also where a clock was set back.
+    int64_t other = 0;
+    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), other);
+    time = std::max(time, std::min(other, int64_t{9'999'999'998}) + 1);
+  }
+  return events_.open(folder_, time, runs + 1, first_step);
 }
 
 Status RunFolder::add(const StepMetrics& metrics) {

@@ -71,10 +71,10 @@ TensorBoardFile::~TensorBoardFile() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
-Status TensorBoardFile::open(const std::string& folder, int64_t number,
+Status TensorBoardFile::open(const std::string& folder, int64_t time, int64_t number,
                              std::optional<int64_t> first_step) {
   if (file_ != nullptr) std::fclose(file_);
-  path_ = fmt::format("{}/events.out.tfevents.{:010}.piper.{}", folder, std::time(nullptr), number);
+  path_ = fmt::format("{}/events.out.tfevents.{:010}.piper.{}", folder, time, number);
   file_ = std::fopen(path_.c_str(), "ab");
   if (file_ == nullptr)
     return fail("cannot write {}: {}", path_, std::strerror(errno)).with_code(ExitCode::kStorage);

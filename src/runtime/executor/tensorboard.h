@@ -17,9 +17,10 @@ class TensorBoardFile {
   TensorBoardFile& operator=(const TensorBoardFile&) = delete;
   ~TensorBoardFile();
   // Creates the file in `folder`, in place of the one before. TensorBoard leaves out what earlier
-  // files there say of steps after `first_step`. `number`: of the run, which makes the name its
-  // own.
-  Status open(const std::string& folder, int64_t number, std::optional<int64_t> first_step);
+  // files there say of steps after `first_step`. `time`, in seconds since 1970, and the run's
+  // `number` make the name its own: files are read in the order of their names.
+  Status open(const std::string& folder, int64_t time, int64_t number,
+              std::optional<int64_t> first_step);
   Status add(int64_t step, std::span<const std::pair<std::string, double>> scalars);
 
  private:
