@@ -361,6 +361,67 @@ TEST(Attention, HasTheSameBitsInABatchAndAlone) {
     EXPECT_TRUE(std::equal(b[o].v.begin(), b[o].v.end(), a[o].v.begin() + a[o].v.size() / 2)) << o;
 }
 
+// Neighbouring numbers of their type are thousands apart there: the largest score's weight is 1, as
+// it is 0 above itself.
+TEST(Attention, OfScoresBeyondWhatTheirTypeCounts) {
+  for (const DType dtype : {DType::kF32, DType::kF64})
+    for (const Case::Mask kind : {Case::kNoMask, Case::kAdded, Case::kRowOfAdded, Case::kBool})
+      for (const double loud : {1e6, 1e9, 1e11, 1e17}) {
+        Case c{.queries = 19, .keys = 35, .causal = true, .offset = 16, .mask = kind};
+        SCOPED_TRACE(fmt::format("{} {} times {}", c.name(), info(dtype).name, loud));
+        Random random(7);
+        Tensor q = random.uniform(dtype, c.shape(0), -1, 1),
+               k = random.uniform(dtype, c.shape(1), -1, 1),
+               v = random.uniform(dtype, c.shape(2), -1, 1),
+               dy = random.uniform(dtype, c.shape(3), -1, 1);
+        const DType of_mask = kind == Case::kBool ? DType::kBool : dtype;
+        const Tensor mask = random.uniform(of_mask, c.mask_shape(), 0, 2);
+        for (double& x : q.v) x = dtype == DType::kF32 ? static_cast<float>(x * loud) : x * loud;
+        const Results expected = Reference(c, q, k, v, mask).run(dy);
+        std::vector<Tensor> inputs{q, k, v};
+        if (kind != Case::kNoMask) inputs.push_back(mask);
+        const TensorType y{dtype, c.shape(3)}, lse{dtype, {c.batch, c.heads, c.queries}};
+        const std::vector<Tensor> made = run("Attention", c.attrs(), inputs, {y, lse});
+        expect_near(made[0], expected.y.v, 1e-5, 1e-5, "y");
+        expect_near(made[1], expected.lse.v, 1e-5, 1e-5, "lse");
+        inputs = {q, k, v, made[0], made[1], dy};
+        if (kind != Case::kNoMask) inputs.push_back(mask);
+        Attrs attrs = c.attrs();
+        std::vector<TensorType> outputs{q.type, k.type, v.type};
+        for (const bool with_mask : {false, true}) {
+          if (with_mask && kind != Case::kAdded && kind != Case::kRowOfAdded) continue;
+          if (with_mask) attrs.set("mask_grad", int64_t{1}), outputs.push_back(mask.type);
+          const std::vector<Tensor> grads = run("AttentionGrad", attrs, inputs, outputs);
+          expect_near(grads[2], expected.dv.v, 1e-5, 1e-5, "dv");
+        }
+      }
+}
+
+TEST(Attention, OfAScaleBelowZero) {
+  const Case c{.queries = 19, .keys = 35};
+  Random random(8);
+  const Tensor q = random.uniform(DType::kF32, c.shape(0), -1, 1),
+               k = random.uniform(DType::kF32, c.shape(1), -1, 1),
+               v = random.uniform(DType::kF32, c.shape(2), -1, 1),
+               dy = random.uniform(DType::kF32, c.shape(3), -1, 1);
+  Tensor turned = q;
+  for (double& x : turned.v) x = -x;
+  Attrs below = c.attrs();
+  below.set("scale", -0.4);
+  const TensorType y{DType::kF32, c.shape(3)}, lse{DType::kF32, {c.batch, c.heads, c.queries}};
+  const std::vector<Tensor> expected = run("Attention", c.attrs(), {turned, k, v}, {y, lse}),
+                            made = run("Attention", below, {q, k, v}, {y, lse});
+  expect_near(made[0], expected[0].v, 4e-6, 4e-6, "y");
+  const std::vector<TensorType> types{q.type, k.type, v.type};
+  const auto gradients = [&](const Attrs& attrs, const Tensor& queries, const auto& of) {
+    return run("AttentionGrad", attrs, {queries, k, v, of[0], of[1], dy}, types);
+  };
+  const std::vector<Tensor> wanted = gradients(c.attrs(), turned, expected),
+                            grads = gradients(below, q, made);
+  for (size_t i = 1; i < 3; ++i)
+    expect_near(grads[i], wanted[i].v, 2e-5, 2e-5, "of keys and values");
+}
+
 TEST(Attention, PassesNaNOn) {
   const Case c{.queries = 9, .keys = 20};
   Random random(5);

@@ -221,8 +221,8 @@ TEST(Moves, RunningSumsOfLongLines) {
         return Attrs{{"axis", axis}, {"exclusive", exclusive}, {"reverse", reverse}};
       };
       uses.add("CumSum", along(1), {drawn(DType::kI64, {2, 2500})});
-      uses.add("CumSum", along(1), {drawn(DType::kF32, {2, 1027, 3})}, 1e-5);
-      uses.add("CumSum", along(1), {drawn(DType::kBF16, {3, 300})}, 0x1p-8);
+      uses.add("CumSum", along(1), {drawn(DType::kF32, {2, 1027, 3})});
+      uses.add("CumSum", along(1), {drawn(DType::kBF16, {3, 300})});
       uses.add("CumSum", along(0), {drawn(DType::kF32, {100, 40})});
       uses.add("CumSum", along(0), {drawn(DType::kI32, {7, 40})});
     }

@@ -188,8 +188,9 @@ def beside_torch(session, name, batch, steps, with_torch, ways=WAYS, seconds=3):
     plans = prepare(session, name, batch)
     if plans is None:
         return
-    table = session.folder / "products_cuda.txt"  # if `tune` came before
-    flags = ["--graphs", "on", *(["--products", table] if table.exists() else [])]
+    table = session.folder / "products_cuda.txt"  # an earlier session may have left one of another device
+    tuned = "products" in session.facts and table.exists()
+    flags = ["--graphs", "on", *(["--products", table] if tuned else [])]
     made = [ours(session, f"{name}-{batch}-before", plans, steps, *flags)]
     theirs = torch(session, name, batch, seconds, ways, session.left() - 20) if with_torch else {}
     if not session.dry:

@@ -473,5 +473,13 @@ TEST(CumSum, RunsBothWays) {
   EXPECT_EQ(cumsum(0, 1, 1), (std::vector<double>{4, 5, 6, 0, 0, 0}));
 }
 
+TEST(CumSum, OfAsManyTermsAsFloatsCannotCount) {
+  constexpr int64_t kTerms = 1 << 18;
+  const Tensor x{{DType::kF32, {kTerms}}, std::vector<double>(kTerms, 0.1f)};
+  const std::vector<double> sums = run1("CumSum", {{"axis", int64_t{0}}}, {x}, x.type).v;
+  for (int64_t i = 0; i < kTerms; i += 1021)
+    EXPECT_EQ(sums[static_cast<size_t>(i)], static_cast<float>(double{0.1f} * double(i + 1))) << i;
+}
+
 }  // namespace
 }  // namespace piper::test

@@ -78,19 +78,17 @@ HWY_NOINLINE void to_scores(const ScoreRow<T>& row, const ScoreRule<T>& rule, T*
   const auto cap = hn::Set(d, rule.cap),
              inner = hn::Set(d, rule.cap > 0 ? rule.scale / rule.cap : T{0});
   each_score(row, [&](int64_t at, int64_t j, int64_t count) HWY_ATTR {
-    auto x = hn::LoadU(d, row.s + at), by = scale;
+    auto x = hn::LoadU(d, row.s + at), by = scale, term = hn::Zero(d);
+    if (rule.add)
+      term = rule.mask_step ? load_first(d, rule.add + j, count, T{0}) : hn::Set(d, *rule.add);
     if (rule.cap > 0) {
       const auto t = tanh_of(d, hn::Mul(x, inner));
       by = hn::Mul(scale, hn::NegMulAdd(t, t, one));
-      x = hn::Mul(cap, t);
+      x = hn::MulAdd(cap, t, term);
     } else {
-      x = hn::Mul(x, scale);
+      x = hn::MulAdd(x, scale, term);
     }
     if (slope) hn::StoreU(by, d, slope + j);
-    if (rule.add) {
-      x = hn::Add(
-          x, rule.mask_step ? load_first(d, rule.add + j, count, T{0}) : hn::Set(d, *rule.add));
-    }
     hn::StoreU(x, d, row.s + at);
   });
   for (int64_t j = 0; rule.keep && j < row.seen; ++j) {
@@ -101,55 +99,54 @@ HWY_NOINLINE void to_scores(const ScoreRow<T>& row, const ScoreRule<T>& rule, T*
   }
 }
 
-// Scores are taken as exponents, times kExponent: what e^x needs first is one with their scale.
-template <class T>
-inline constexpr T kExponent = static_cast<T>(kExpScale<TileTag<T>>);
-
-// Turns what is in a row into exponents: × factor, + a term of each key or of all (step 0), which
-// is a score's.
+// Turns what is in a row, scores or (at once) products, into scores: × scale, + a term of each key
+// or of all (step 0). Keys are compared by their scores if these have terms, else by what is in the
+// row, which rises with them and takes no product. The largest is subtracted before anything is
+// multiplied, so that its exponent is 0 however large it is.
 template <class T, bool kTerms>
 struct ScoreLine {
-  T factor = kExponent<T>;
+  T scale = 1;
+  ExpRate<T> rate = exp_rate<T>();  // of a difference of values
   const T* add = nullptr;
   int64_t step = 1;
-  // Returns the exponent of key j, of `count` ones.
+  // Returns what key j, of `count` ones, is compared by.
   template <class D>
-  HWY_INLINE hn::Vec<D> of(D d, hn::Vec<D> x, int64_t j, int64_t count) const {
-    x = hn::Mul(x, hn::Set(d, factor));
+  HWY_INLINE hn::Vec<D> value(D d, hn::Vec<D> x, int64_t j, int64_t count) const {
     if constexpr (!kTerms) return x;
     const auto term = step ? load_first(d, add + j, count, T{0}) : hn::Set(d, *add);
-    return hn::MulAdd(term, hn::Set(d, kExponent<T>), x);
+    return hn::MulAdd(x, hn::Set(d, scale), term);
   }
-  // Returns the exponent minus `less`.
   template <class D>
-  HWY_INLINE hn::Vec<D> above(D d, hn::Vec<D> x, int64_t j, int64_t count, hn::Vec<D> less) const {
-    if constexpr (!kTerms) return hn::MulSub(x, hn::Set(d, factor), less);
-    return hn::Sub(of(d, x, j, count), less);
+  HWY_INLINE hn::Vec<D> score(D d, hn::Vec<D> x, int64_t j, int64_t count) const {
+    if constexpr (!kTerms) return hn::Mul(x, hn::Set(d, scale));
+    return value(d, x, j, count);
   }
+  T score_of_value() const { return kTerms ? T{1} : scale; }
 };
 
-// Returns the largest of `top` and the exponents.
+// Returns the largest of `top` and the values.
 template <class T, class Line>
 HWY_INLINE T greatest(const ScoreRow<T>& row, const Line& line, T top) {
   const TileTag<T> d;
   const auto lowest = hn::Set(d, -std::numeric_limits<T>::infinity());
   auto best = hn::Set(d, top);
   each_score(row, [&](int64_t at, int64_t j, int64_t count) HWY_ATTR {
-    auto x = line.of(d, hn::LoadU(d, row.s + at), j, count);
+    auto x = line.value(d, hn::LoadU(d, row.s + at), j, count);
     if (count < tile_lanes<T>()) x = hn::IfThenElse(first_lanes<T>(count), x, lowest);
     best = hn::Max(best, x);
   });
   return hn::GetLane(hn::MaxOfLanes(d, best));
 }
 
-// A row becomes exponentials of exponents - shift, 0 where they are not seen; their sum.
+// A row becomes exponentials of values - shift, 0 where they are not seen; their sum.
 template <class T, class Line>
 HWY_INLINE T exponentials(const ScoreRow<T>& row, const Line& line, T shift) {
   const TileTag<T> d;
   const auto less = hn::Set(d, shift);
   auto sum = hn::Zero(d);
   each_score(row, [&](int64_t at, int64_t j, int64_t count) HWY_ATTR {
-    auto e = exp_scaled_negative(d, line.above(d, hn::LoadU(d, row.s + at), j, count, less));
+    const auto x = line.value(d, hn::LoadU(d, row.s + at), j, count);
+    auto e = exp_negative(d, hn::Sub(x, less), line.rate);
     if (count < tile_lanes<T>()) e = hn::IfThenElseZero(first_lanes<T>(count), e);
     sum = hn::Add(sum, e);
     hn::StoreU(e, d, row.s + at);
@@ -159,15 +156,16 @@ HWY_INLINE T exponentials(const ScoreRow<T>& row, const Line& line, T shift) {
 }
 
 // Computes, after the tops of kPanel rows rose: keep = what their sums so far are multiplied with,
-// shift = what is subtracted from the exponents. Rows that have seen no key have the lowest top: 0
-// is taken off.
+// shift = what is subtracted from the values. Rows that have seen no key have the lowest top: 0 is
+// taken off.
 template <class T>
-HWY_INLINE void find_shifts(const T* old_top, const T* top, T* keep, T* shift) {
+HWY_INLINE void find_shifts(const T* old_top, const T* top, const ExpRate<T>& rate, T* keep,
+                            T* shift) {
   const TileTag<T> d;
   const auto lowest = hn::Set(d, -std::numeric_limits<T>::infinity());
   for (int64_t i = 0; i < kPanel; i += tile_lanes<T>()) {
     const auto old = hn::LoadU(d, old_top + i), now = hn::LoadU(d, top + i);
-    const auto factor = exp_scaled_negative(d, hn::Sub(old, now));
+    const auto factor = exp_negative(d, hn::Sub(old, now), rate);
     hn::StoreU(hn::IfThenElse(hn::Eq(old, now), hn::Set(d, T{1}), factor), d, keep + i);
     hn::StoreU(hn::IfThenElse(hn::Eq(now, lowest), hn::Zero(d), now), d, shift + i);
   }
@@ -176,10 +174,10 @@ HWY_INLINE void find_shifts(const T* old_top, const T* top, T* keep, T* shift) {
 // Of kPanel rows 1 / sum and the logarithm of the whole sum; no key seen: 0 and the largest
 // number.
 template <class T>
-void log_sums(const T* top, const T* sum, T* inverse, T* lse) {
+void log_sums(const T* top, T score_of_value, const T* sum, T* inverse, T* lse) {
   const TileTag<T> d;
   const auto greatest = hn::Set(d, std::numeric_limits<T>::max());
-  const auto score = hn::Set(d, T{1} / kExponent<T>);
+  const auto score = hn::Set(d, score_of_value);
   for (int64_t i = 0; i < kPanel; i += tile_lanes<T>()) {
     const auto s = hn::LoadU(d, sum + i);
     const auto none = hn::Eq(s, hn::Zero(d));
@@ -190,13 +188,14 @@ void log_sums(const T* top, const T* sum, T* inverse, T* lse) {
 }
 
 // A row becomes weights p, adjoints of weights in ds those of the products, by p·(ds - dot)·rise.
-// `lse` is an exponent.
 template <class T, class Line>
 HWY_INLINE void gradient(const ScoreRow<T>& row, const Line& line, T lse, T dot, T rise, T* ds) {
   const TileTag<T> d;
+  constexpr auto kRate = exp_rate<T>();
   const auto shift = hn::Set(d, lse), middle = hn::Set(d, dot * rise), by = hn::Set(d, rise);
   each_score(row, [&](int64_t at, int64_t j, int64_t count) HWY_ATTR {
-    auto p = exp_scaled_negative(d, line.above(d, hn::LoadU(d, row.s + at), j, count, shift));
+    const auto x = line.score(d, hn::LoadU(d, row.s + at), j, count);
+    auto p = exp_negative(d, hn::Sub(x, shift), kRate);
     auto g = hn::Mul(p, hn::MulSub(hn::LoadU(d, ds + at), by, middle));
     if (count < tile_lanes<T>()) {
       p = hn::IfThenElseZero(first_lanes<T>(count), p);

@@ -81,12 +81,16 @@ class Attention {
     return rule;
   }
 
-  // Returns how a row's exponents are made; terms, at once.
+  // Returns how a row's scores are made; terms, at once.
   template <bool kTerms>
   ScoreLine<T, kTerms> line_of(const Block& block, int64_t query, const std::byte* mask) const {
-    if constexpr (!kTerms) return {at_once ? factor : kExponent<T>};
-    const ScoreRule<T> rule = rule_of(block, query, mask);
-    return {factor, rule.add, rule.mask_step};
+    const T scale = static_cast<T>(f.scale);
+    if constexpr (kTerms) {
+      const ScoreRule<T> rule = rule_of(block, query, mask);
+      return {.scale = scale, .add = rule.add, .step = rule.mask_step};
+    }
+    if (!at_once) return {};
+    return {.scale = scale, .rate = rate};
   }
   // Multiplies the block's queries, whose rows of x are dense, with packed keys.
   void products(const Block& block, const T* x, int64_t width, const T* packed,
@@ -138,9 +142,9 @@ class Attention {
   const AttentionForm& f;
   const AttentionInputs<T>& in;
   const AttentionSizes sizes;
-  // Whether exponents are made of products in one step: × factor, + a term.
-  bool at_once = f.softcap == 0 && !f.masks;
-  const T factor = static_cast<T>(f.scale * kExpScale<TileTag<T>>);
+  // Whether scores are made of products in one step, × scale, + a term, and rise with them.
+  bool at_once = f.softcap == 0 && !f.masks && f.scale > 0;
+  const ExpRate<T> rate = exp_rate<T>(f.scale);  // of products
   T* take(int64_t elements) {
     T* const at = scratch_;
     scratch_ += elements;
@@ -151,7 +155,7 @@ class Attention {
   T* scratch_;
   T *packed_k, *dense_q;
   Scores<T> s;
-  // Forward: values; by query, the largest exponent so far and the sum of exponentials.
+  // Forward: values; by query, the largest value so far and the sum of exponentials.
   T *dense_v = nullptr, *top = nullptr, *sum = nullptr;
   // Backward.
   T *packed_v = nullptr, *dense_k = nullptr, *dense_dy = nullptr, *slope = nullptr;
@@ -247,12 +251,13 @@ void Attention<T>::forward_rows(const Head& h, const Block& block, int64_t r0, i
   std::copy_n(tops, kPanel, old);
   for (int64_t t = 0; t < rows; ++t)
     tops[t] = greatest(row[t], line_of<kTerms>(block, first + t, h.mask), old[t]);
-  find_shifts(old, tops, keep, shift);
+  const auto any = line_of<kTerms>(block, first, h.mask);
+  find_shifts(old, tops, any.rate, keep, shift);
   for (int64_t t = 0; t < rows; ++t) {
     const auto line = line_of<kTerms>(block, first + t, h.mask);
     sums[t] = sums[t] * keep[t] + exponentials(row[t], line, shift[t]);
   }
-  log_sums(tops, sums, inverse, logs);
+  log_sums(tops, any.score_of_value(), sums, inverse, logs);
   if (lse) std::copy_n(logs, rows, lse + first);
   for (int64_t t = 0; t < rows; t += kTileRows) {
     const int64_t n = seen_by_tile(block, r0 + t), i = first + t;
@@ -331,8 +336,7 @@ void Attention<T>::backward_block(const Head& h, const Block& block, const Atten
       const ScoreRow<T> row = row_of(block, r + t, n);
       if (!at_once) to_scores(row, rule_of(block, i + t, h.mask), slope);
       T* const ds = d.at(r + t, 0);
-      gradient(row, line_of<kTerms>(block, i + t, h.mask), a.lse[i + t] * kExponent<T>, dot[t],
-               rise, ds);
+      gradient(row, line_of<kTerms>(block, i + t, h.mask), a.lse[i + t], dot[t], rise, ds);
       if (at_once) continue;
       T* const dmask = a.dmask ? a.dmask + mask_element(block, i + t) : nullptr;
       through_rule(row, slope, ds, dmask, f.mask[3]);

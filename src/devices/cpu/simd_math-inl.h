@@ -149,21 +149,28 @@ HWY_INLINE V exp2_bounded_f32(D d, V y) {
   return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::BitCast(di, t))));
 }
 
-// 2^y for y <= 1 or NaN; 0 for those below 2^-126. Within 2^-23 of it.
+// Says how fast e^x rises: exponents of two are x · by, and none of an x below `lowest` counts.
+template <class T>
+struct ExpRate {
+  T by, lowest;
+};
+
+// Returns 2^(x·by) where that is <= 2 or x is NaN; 0 for x below rate.lowest. Within 2^-23 of it.
+// The product is not rounded.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V exp2_negative_f32(D d, V y) {
+HWY_INLINE V exp2_negative_f32(D d, V x, const ExpRate<float>& rate) {
   const hn::RebindToSigned<D> di;
-  const V lowest = hn::Set(d, -127.0f);
+  const V lowest = hn::Set(d, rate.lowest), by = hn::Set(d, rate.by);
 #if HWY_TARGET <= HWY_AVX2
-  const V c = hn::Max(lowest, y);  // of a number and a NaN, the second
+  const V c = hn::Max(lowest, x);  // of a number and a NaN, the second
 #else
-  const V c = hn::IfThenElse(hn::Lt(y, lowest), lowest, y);
+  const V c = hn::IfThenElse(hn::Lt(x, lowest), lowest, x);
 #endif
-  // Adding 1.5 × 2^23 + 127 leaves round(c) + 127, the biased exponent, in the lowest bits.
+  // Adding 1.5 × 2^23 + 127 leaves round(c·by) + 127, the biased exponent, in the lowest bits.
   const V magic = hn::Set(d, 12583039.0f);
-  const V t = hn::Add(c, magic);
+  const V t = hn::MulAdd(c, by, magic);
   const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, t)));
-  return hn::Mul(exp2_fraction(d, hn::Sub(c, hn::Sub(t, magic))), power);
+  return hn::Mul(exp2_fraction(d, hn::MulSub(c, by, hn::Sub(t, magic))), power);
 }
 
 template <class D, class V = hn::Vec<D>>
@@ -284,13 +291,19 @@ HWY_INLINE hn::Vec<D> exp_scaled(D d, hn::Vec<D> y) {
     return exp_of(d, hn::Min(y, constant(d, 700.0)));
   }
 }
-// Returns the same for x <= 0, where results below 1e-37 may be 0.
+// Returns the rate of e^(x · factor), factor > 0, for the next.
+template <class T>
+constexpr ExpRate<T> exp_rate(double factor = 1) {
+  const double by = factor * kExpScale<hn::ScalableTag<T>>;
+  return {static_cast<T>(by), static_cast<T>(-127 / by)};
+}
+// Returns e^(x · factor) for x <= 0, where results below 1e-37 may be 0.
 template <class D>
-HWY_INLINE hn::Vec<D> exp_scaled_negative(D d, hn::Vec<D> y) {
+HWY_INLINE hn::Vec<D> exp_negative(D d, hn::Vec<D> x, const ExpRate<hn::TFromD<D>>& rate) {
   if constexpr (kIsF32<D>) {
-    return exp2_negative_f32(d, y);
+    return exp2_negative_f32(d, x, rate);
   } else {
-    return exp_of(d, y);
+    return exp_of(d, hn::Mul(x, hn::Set(d, rate.by)));
   }
 }
 // Returns e^x, finite: 0 for large negative x.

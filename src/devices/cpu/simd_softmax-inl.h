@@ -58,12 +58,12 @@ HWY_INLINE T greatest(const T* x, int64_t n) {
 template <class T>
 void softmax(const T* x, T* y, int64_t rows, int64_t n) {
   const hn::ScalableTag<T> d;
-  const auto base = constant(d, kExpScale<decltype(d)>);
+  constexpr auto kRate = exp_rate<T>();
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
     const auto top = hn::Set(d, greatest(x, n));
     const double sum = total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
       const auto below = hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), top);
-      const auto e = exp_scaled_negative(d, hn::Mul(below, base));
+      const auto e = exp_negative(d, below, kRate);
       store_first(d, e, y + i, count);
       return e;
     });
@@ -78,10 +78,11 @@ template <class T>
 double sum_above(const T* x, int64_t n, T& top) {
   const hn::ScalableTag<T> d;
   top = greatest(x, n);
-  const auto shift = hn::Set(d, top), scale = constant(d, kExpScale<decltype(d)>);
+  constexpr auto kRate = exp_rate<T>();
+  const auto shift = hn::Set(d, top);
   return total(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
     const auto below = hn::Sub(load_first(d, x + i, count, minus_infinity<T>()), shift);
-    return exp_scaled_negative(d, hn::Mul(below, scale));
+    return exp_negative(d, below, kRate);
   });
 }
 
@@ -104,10 +105,10 @@ template <class T>
 void exp_above(const T* x, T scale, T* dx, int64_t n) {
   const hn::ScalableTag<T> d;
   const auto shift = hn::Set(d, greatest(x, n)), factor = hn::Set(d, scale);
-  const auto base = constant(d, kExpScale<decltype(d)>);
+  constexpr auto kRate = exp_rate<T>();
   each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
     const auto below = hn::Sub(load_first(d, x + i, count, T{0}), shift);
-    store_first(d, hn::Mul(exp_scaled_negative(d, hn::Mul(below, base)), factor), dx + i, count);
+    store_first(d, hn::Mul(exp_negative(d, below, kRate), factor), dx + i, count);
   });
 }
 

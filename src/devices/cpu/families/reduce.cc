@@ -260,15 +260,15 @@ Result<KernelPtr> make_cumsum(const Use& use) {
   const int64_t inner = extent(shape, axis + 1, shape.size());
   return for_numbers(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
+    using Sum = std::conditional_t<kFloat<T>, double, T>;  // a chain as long as the dim
     return make_kernel(InPlace::kYes, [=](Pointers p, std::byte*) {
       for (int64_t run = 0; run < outer * inner; ++run) {
         const int64_t base = run / inner * size * inner + run % inner;
-        T sum = 0;
+        Sum sum = 0;
         for (int64_t i = 0; i < size; ++i) {
           const int64_t at = base + (reverse ? size - 1 - i : i) * inner;
-          const T x = input<T>(p, 0)[at];
-          const T next = SumOf<T>::plus(sum, x);
-          output<T>(p, 1)[at] = exclusive ? sum : next;
+          const Sum x = input<T>(p, 0)[at], next = SumOf<Sum>::plus(sum, x);
+          output<T>(p, 1)[at] = static_cast<T>(exclusive ? sum : next);
           sum = next;
         }
       }
