@@ -199,6 +199,7 @@ CASES = [
            dict(results=[floats(1, 1, 10)[:, :, [0, 1, 2, 4, 5, 7, 8]]])),
     as_new("ReduceLogSumExp", [np.array([[-np.inf, -np.inf, -np.inf], [1, 2, -np.inf]], np.float32), Const(ints(1))], dict(opset=18, keepdims=0),
            dict(results=[np.array([-np.inf, 2.3132617], np.float32)])),
+    *[case(f"{name}Window", [Const(ints(size, shape=()))], periodic=periodic) for name in ("Hann", "Hamming", "Blackman") for size, periodic in ((7, 1), (8, 0), (1, 1))],
     *OLDER,
 ]
 print("[")

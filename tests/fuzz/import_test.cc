@@ -603,6 +603,32 @@ TEST_F(HostileOnnx, IllTypedNodes) {
             "node 'the_Relu' (Relu): its output 1 is not supported");
 }
 
+// What an attribute says is not lost, unless it says nothing.
+TEST_F(HostileOnnx, AttributesThatNoRuleReads) {
+  const auto with = [&](const std::string& name, auto value) {
+    return import_changed([&](onnx::ModelProto& m) {
+      onnx::AttributeProto* attr = node(m, 2).add_attribute();
+      attr->set_name(name);
+      if constexpr (std::is_integral_v<decltype(value)>) {
+        attr->set_type(onnx::AttributeProto::INT);
+        attr->set_i(value);
+      } else {
+        attr->set_type(onnx::AttributeProto::FLOAT);
+        attr->set_f(value);
+      }
+      if (name == "axis") node(m, 2).set_op_type("Softmax");
+    });
+  };
+  EXPECT_EQ(with("upper_bound", 6),
+            "node 'the_Relu' (Relu): its attribute 'upper_bound' is not supported");
+  EXPECT_EQ(with("axis", 1), "ok");
+  EXPECT_EQ(with("axis", 1.0F), "node 'the_Relu' (Softmax): its attribute 'axis' is not supported");
+  EXPECT_EQ(with("stash_type", 1), "ok");
+  EXPECT_EQ(with("stash_type", 16),
+            "node 'the_Relu' (Relu): its attribute 'stash_type' is not supported");
+  EXPECT_EQ(with("saturate", 1), "ok");
+}
+
 // Arithmetic that the importer does itself.
 TEST_F(HostileOnnx, DivisionsByZero) {
   for (const std::string op : {"Div", "Mod"}) {

@@ -111,7 +111,8 @@ class RuleContext {
         opset(opset_version),
         emit(e),
         inputs_(std::move(inputs)),
-        scope_(std::move(scope)) {}
+        scope_(std::move(scope)),
+        read_(n.attrs.size()) {}
   const OnnxNode& node;
   const int64_t opset;
   Emitter& emit;
@@ -124,13 +125,13 @@ class RuleContext {
 
   bool has_attr(std::string_view name) const { return node.find(name) != nullptr; }
   int64_t integer(std::string_view name, int64_t otherwise) const {
-    return node.get_or(name, otherwise);
+    return read<int64_t>(name).value_or(otherwise);
   }
   double real(std::string_view name, double otherwise) const {
-    return node.get_or(name, otherwise);
+    return read<double>(name).value_or(otherwise);
   }
   std::string text(std::string_view name, std::string otherwise) const {
-    return node.get_or(name, std::move(otherwise));
+    return read<std::string>(name).value_or(std::move(otherwise));
   }
   // Returns the framework's call that the node comes from ("aten.clamp"), or "" where none is
   // noted. It says which slope a bound, a tie or a zero has, which the operator leaves open.
@@ -143,9 +144,20 @@ class RuleContext {
   }
   template <class T>  // int64_t, double or std::string; none when absent or of another kind
   std::optional<std::vector<T>> list(std::string_view name) const {
-    const auto* values = node.get<std::vector<T>>(name);
-    return values ? std::optional(*values) : std::nullopt;
+    return read<std::vector<T>>(name);
   }
+  template <class T>  // none when absent or of another kind
+  std::optional<T> read(std::string_view name) const {
+    const OnnxAttr* attr = node.find(name);
+    if (!attr || !std::holds_alternative<T>(attr->value)) return std::nullopt;
+    read_[static_cast<size_t>(attr - node.attrs.data())] = true;
+    return std::get<T>(attr->value);
+  }
+  // Takes attributes as read, which change nothing in the use at hand.
+  void pass_over(std::initializer_list<std::string_view> names) const;
+  // Fails if the node has an attribute that the rule has not read as a value of its kind: what it
+  // says would be lost.
+  Status all_read() const;
 
   // Returns input i as constant integers, which an op needs at import time.
   Result<std::vector<int64_t>> constant_integers(size_t i, std::string_view role) const;
@@ -190,6 +202,7 @@ class RuleContext {
  private:
   Vals inputs_;
   std::string scope_;
+  mutable std::vector<bool> read_;  // by attribute of the node
 };
 
 using Rule = Result<Vals> (*)(RuleContext&);

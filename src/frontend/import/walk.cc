@@ -212,6 +212,7 @@ Status Importer::import_node(size_t n, Rule rule) {
   PIPER_ASSIGN(Vals inputs, inputs_of(n));
   RuleContext context(node, std::move(inputs), model_.opset, scopes_[n], emit_);
   PIPER_ASSIGN(Vals results, rule(context));
+  PIPER_TRY(context.all_read());
   PIPER_TRY(pass_narrow(context, results));
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     if (node.outputs[i].empty()) continue;

@@ -76,6 +76,7 @@ struct Heads {
 };
 
 Result<Heads> read_heads(RuleContext& c) {
+  c.pass_over({"kv_num_heads", "q_num_heads"});
   Heads h{.q = c.in(0), .k = c.in(1), .v = c.in(2), .flat = c.in(0).rank() == 3};
   if (h.flat) {
     const int64_t kv = c.integer("kv_num_heads", 0);
@@ -164,6 +165,7 @@ Result<Vals> attention(RuleContext& c) {
   for (size_t i = 6; i < c.num_inputs(); ++i) {
     if (c.has(i)) return c.error("its input {} is not supported", i);
   }
+  c.pass_over({"qk_matmul_output_mode"});
   PIPER_ASSIGN(const Heads h, read_heads(c));
   const double scale = c.real("scale", 1 / std::sqrt(static_cast<double>(h.q.shape[3])));
   PIPER_ASSIGN(const Val raw, scaled_scores(c, h.q, h.k, scale));
@@ -250,6 +252,7 @@ Result<Vals> rotary(RuleContext& c) {
   PIPER_TRY(c.need(3, 4));
   Val x = c.in(0);
   const bool flat = x.rank() == 3;
+  c.pass_over({"num_heads"});
   if (flat) {
     PIPER_ASSIGN(x, split_heads(c, x, c.integer("num_heads", 0)));
   }

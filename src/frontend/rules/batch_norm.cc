@@ -71,6 +71,7 @@ Result<Vals> batch_norm(RuleContext& c) {
     return c.error(
         "is in training mode, which is read from opset 14 on: export at that or a later one");
   const bool training = c.integer("training_mode", 0) != 0;
+  c.pass_over({"momentum", "is_test"});
   PIPER_ASSIGN(Val mean, c.reshape(c.in(3), channel));
   PIPER_ASSIGN(Val variance, c.reshape(c.in(4), channel));
   if (training) {

@@ -35,6 +35,32 @@ Status RuleContext::need(size_t least, size_t most) const {
   return ok_status();
 }
 
+void RuleContext::pass_over(std::initializer_list<std::string_view> names) const {
+  for (const std::string_view name : names) {
+    if (const OnnxAttr* attr = node.find(name))
+      read_[static_cast<size_t>(attr - node.attrs.data())] = true;
+  }
+}
+
+Status RuleContext::all_read() const {
+  // What memory an op may write over, how floats of 8 bits are made, which outputs are wanted.
+  constexpr std::string_view kHints[] = {"consumed_inputs", "saturate", "round_mode",
+                                         "output_sequence"};
+  // Types in which an op computes; float is what all have.
+  constexpr std::string_view kTypes[] = {"stash_type", "softmax_precision", "precision"};
+  const auto is_of = [](const auto& names, const std::string& name) {
+    return std::find(std::begin(names), std::end(names), name) != std::end(names);
+  };
+  for (size_t k = 0; k < read_.size(); ++k) {
+    const OnnxAttr& attr = node.attrs[k];
+    const auto* number = std::get_if<int64_t>(&attr.value);
+    if (read_[k] || is_of(kHints, attr.name)) continue;
+    if (is_of(kTypes, attr.name) && number && *number <= code_of_type("float")) continue;
+    return error("its attribute '{}' is not supported", quote_control(attr.name));
+  }
+  return ok_status();
+}
+
 std::string RuleContext::called() const {
   const auto call = parse_call(find_metadata(node.metadata, "pkg.torch.onnx.fx_node"));
   return call ? call->function : "";
@@ -236,6 +262,7 @@ Result<Val> RuleContext::part(const Val& x, size_t axis, int64_t start, int64_t 
 
 Result<Val> second_operand(RuleContext& c) {
   const Val &a = c.in(0), &b = c.in(1);
+  if (c.opset < 7) c.pass_over({"axis"});
   if (c.opset >= 7 || c.integer("broadcast", 0) == 0 || b.rank() > a.rank()) return b;
   const auto rest = static_cast<int64_t>(a.rank() - b.rank());
   const int64_t axis = c.integer("axis", rest);

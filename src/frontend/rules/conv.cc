@@ -72,6 +72,7 @@ Result<Vals> conv(RuleContext& c) {
     return c.error("convolves {} with {} in {} group{}", to_string(x.shape), to_string(w.shape),
                    groups, groups == 1 ? "" : "s");
   }
+  PIPER_TRY(check_kernel(c, w));
   PIPER_ASSIGN(const Windows windows,
                read_windows(c, x, Shape(w.shape.begin() + 2, w.shape.end()), false));
   const bool apart = windows.strides == windows.kernel && !windows.padded() &&
@@ -111,6 +112,7 @@ Result<Spread> read_spread(RuleContext& c, const Val& x, const Val& weight) {
   auto list = [&](std::string_view name, size_t count, int64_t otherwise) {
     return c.has_attr(name) ? c.integers(name) : std::vector<int64_t>(count, otherwise);
   };
+  PIPER_TRY(check_kernel(c, weight));
   Spread s;
   s.w.kernel.assign(weight.shape.begin() + 2, weight.shape.end());
   s.w.strides = list("strides", dims, 1);

@@ -220,6 +220,7 @@ Result<Vals> split_to_sequence(RuleContext& c) {
     return c.error("makes {} parts; at most {} are made", x.shape[axis], kMostParts);
   std::vector<int64_t> sizes = c.has(1) ? Shape() : even_parts(x.shape[axis], 1);
   const bool single_slices = !c.has(1);
+  c.pass_over({"keepdims"});
   if (!single_slices) {
     PIPER_ASSIGN(sizes, c.constant_integers(1, "split"));
     if (c.in(1).rank() == 0) {

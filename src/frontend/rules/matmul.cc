@@ -91,6 +91,7 @@ Result<Vals> gemm(RuleContext& c) {
   }
   PIPER_ASSIGN(Val out, c.matmul(a, b));
   PIPER_ASSIGN(out, scaled(c, out, c.real("alpha", 1)));
+  c.pass_over({"beta", "broadcast"});
   if (!c.has(2)) return Vals{out};
   PIPER_ASSIGN(const Val bias, scaled(c, c.in(2), c.real("beta", 1)));
   return single(c.pointwise("Add", {out, bias}));

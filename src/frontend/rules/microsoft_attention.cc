@@ -109,6 +109,7 @@ Result<std::vector<int64_t>> widths_of(RuleContext& c, int64_t all) {
 
 Result<Vals> fused_attention(RuleContext& c) {
   PIPER_TRY(c.need(2));
+  c.pass_over({"mask_filter_value", "rotary_embedding_dim"});
   PIPER_TRY(no_more_inputs(c, 6));
   PIPER_TRY(check_tokens(c, 0));
   if (c.in(1).rank() != 2) return c.error("has weights {}", to_string(c.in(1).shape));
@@ -203,6 +204,7 @@ Status add_biases(RuleContext& c, const Val& bias, Attended& a) {
 
 Result<Vals> multi_head(RuleContext& c) {
   PIPER_TRY(c.need(1));
+  c.pass_over({"mask_filter_value"});
   PIPER_TRY(no_more_inputs(c, 8));
   Attended a{.causal = c.integer("unidirectional", 0) != 0};
   PIPER_TRY(read_given_heads(c, c.integer("num_heads", 0), a));
@@ -273,6 +275,7 @@ Result<Vals> group_query(RuleContext& c) {
   for (size_t i : {3, 4})
     if (c.has(i) && num_elements(c.in(i).shape) > 0)
       return c.error("a past is not supported: export the model without its cache");
+  c.pass_over({"rotary_interleaved"});
   Attended a{.causal = true};
   PIPER_TRY(read_groups(c, a));
   const int64_t tokens = a.q.shape[2];
@@ -302,6 +305,7 @@ Result<Vals> rotary_at(RuleContext& c) {
   PIPER_TRY(c.need(4, 4));
   if (c.real("scale", 1) != 1 || c.integer("is_packed_batching", 0) != 0)
     return c.error("a scale and packed batches are not supported");
+  c.pass_over({"num_heads", "rotary_embedding_dim"});  // which the tables say, too
   const Val& table = c.in(2);
   const bool flat = c.in(0).rank() == 3;
   Val x = c.in(0);

@@ -142,6 +142,7 @@ Result<Val> places_of_greatest(RuleContext& c, const Windows& w, double lowest) 
 }
 
 Result<Vals> max_pool(RuleContext& c) {
+  c.pass_over({"storage_order"});
   PIPER_ASSIGN(const Windows w, windows(c));
   const double lowest = info(c.in(0).dtype).is_float ? -std::numeric_limits<double>::infinity() : 0;
   if (lowest == 0 && w.padded()) return c.error("pads around integers are not supported");

@@ -47,6 +47,7 @@ Result<Val> along_blocks(RuleContext& c, const Val& x, const Val& v, size_t axis
 
 // A scale or a zero point for all of x, or one for each place or block along `axis`.
 Result<Val> along_axis(RuleContext& c, const Val& x, const Val& v) {
+  c.pass_over({"axis", "output_dtype"});
   const int64_t block = c.integer("block_size", 0);
   if (block < 0) return c.error("blocks of {} elements", block);
   if (num_elements(v.shape) == 1 && block == 0) return c.reshape(v, {});

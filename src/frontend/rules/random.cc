@@ -10,9 +10,12 @@ namespace {
 
 // Seeds of ops are floats; they are no seeds of strategies, so that none is another's by chance.
 std::optional<uint64_t> own_seed(const RuleContext& c) {
-  if (!c.has_attr("seed")) return std::nullopt;
-  const auto seed = static_cast<float>(c.real("seed", 0));
-  return (uint64_t{1} << 63) | std::bit_cast<uint32_t>(seed);
+  constexpr uint64_t kOwn = uint64_t{1} << 63, kInteger = uint64_t{1} << 62;  // as Dropout has it
+  if (const auto seed = c.read<int64_t>("seed"))
+    return kOwn | kInteger | (static_cast<uint64_t>(*seed) & (kInteger - 1));
+  const auto seed = c.read<double>("seed");
+  if (!seed) return std::nullopt;
+  return kOwn | std::bit_cast<uint32_t>(static_cast<float>(*seed));
 }
 
 Result<DType> float_type(const RuleContext& c, DType otherwise) {
@@ -128,6 +131,7 @@ Result<Vals> dropout(RuleContext& c) {
   const std::optional<double> training = c.has(2) ? known_number(c.in(2)) : trains ? 1.0 : 0.0;
   const std::optional<double> ratio = c.has(1) ? known_number(c.in(1)) : c.real("ratio", 0.5);
   const bool done = ratio_of_attention(c) > 0;  // see with_attention_dropout()
+  const std::optional<uint64_t> seed = own_seed(c);
   if (training == 0.0 || ratio == 0.0 || done) {
     PIPER_ASSIGN(Val kept, c.expand(number_val(1, DType::kBool), x.shape));
     return Vals{x, std::move(kept)};
@@ -137,7 +141,7 @@ Result<Vals> dropout(RuleContext& c) {
   }
   if (!(*ratio > 0 && *ratio < 1)) return c.error("its ratio {} is not in [0, 1)", *ratio);
   if (!info(x.dtype).is_float) return c.error("of {} is not supported", info(x.dtype).name);
-  const Emitter::Draw draw = c.emit.draw(own_seed(c));
+  const Emitter::Draw draw = c.emit.draw(seed);
   PIPER_ASSIGN(Val y, c.op("Dropout", {x, draw.key, draw.step}, {{"ratio", *ratio}}));
   if (c.node.outputs.size() < 2) return Vals{std::move(y)};
   // The mask that Dropout has drawn (nobody makes it where nobody reads it).

@@ -20,6 +20,7 @@ Result<Reduction> reduction(RuleContext& c) {
   PIPER_ASSIGN(auto named, c.integers_or_input("axes", 1));
   Reduction r;
   r.keepdims = c.integer("keepdims", 1) != 0;
+  c.pass_over({"noop_with_empty_axes"});
   if (!named || named->empty()) {
     if (c.integer("noop_with_empty_axes", 0) != 0) return r;
     for (size_t d = 0; d < shape.size(); ++d) r.axes.push_back(static_cast<int64_t>(d));

@@ -235,6 +235,7 @@ Result<std::vector<ResizeDim>> read_dims(RuleContext& c, const Modes& m) {
   const Val& x = c.in(0);
   std::vector<ResizeDim> dims(x.rank());
   for (size_t d = 0; d < dims.size(); ++d) dims[d].size = dims[d].out = x.shape[d];
+  c.pass_over({"keep_aspect_ratio_policy"});
   std::vector<int64_t> axes = c.integers("axes");
   if (!c.has_attr("axes")) {
     for (size_t d = 0; d < dims.size(); ++d) axes.push_back(static_cast<int64_t>(d));

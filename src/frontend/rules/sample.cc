@@ -286,6 +286,7 @@ Result<Deformed> read_deformed(RuleContext& c) {
       weight.shape[1] != x.shape[1] / d.groups)
     return c.error("convolves {} with {} in {} and {} groups", to_string(x.shape),
                    to_string(weight.shape), d.groups, d.offset_groups);
+  PIPER_TRY(check_kernel(c, weight));
   PIPER_ASSIGN(d.w, read_windows(c, x, {weight.shape[2], weight.shape[3]}, false));
   const int64_t points = d.offset_groups * num_elements(d.w.kernel);
   const Shape offsets{x.shape[0], 2 * points, d.w.count[0], d.w.count[1]};

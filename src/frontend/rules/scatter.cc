@@ -146,6 +146,7 @@ Result<Vals> top_k(RuleContext& c) {
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), c.in(0).rank()));
   PIPER_ASSIGN(const auto k, c.integers_or_input("k", 1));
   const int64_t count = k && k->size() == 1 ? (*k)[0] : c.integer("k", -1);
+  c.integer("sorted", 1);  // Where any order will do, they are sorted.
   return top_k_of(c, c.in(0), axis, count, c.integer("largest", 1) != 0);
 }
 

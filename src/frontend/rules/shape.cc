@@ -16,20 +16,15 @@ Val list_val(DType dtype, const std::vector<From>& values) {
 }
 
 Result<Vals> constant(RuleContext& c) {
-  for (const OnnxAttr& attr : c.node.attrs) {
-    if (const auto* t = std::get_if<OnnxTensor>(&attr.value)) {
-      Val val = constant_val(t->type.dtype, t->type.shape, t->data);
-      val.narrow = t->narrow;
-      return Vals{std::move(val)};
-    }
-    if (const auto* v = std::get_if<int64_t>(&attr.value)) return Vals{integer_val(*v)};
-    if (const auto* v = std::get_if<double>(&attr.value)) return Vals{number_val(*v, DType::kF32)};
-    if (const auto* v = std::get_if<std::vector<int64_t>>(&attr.value))
-      return Vals{integers_val(*v)};
-    if (const auto* v = std::get_if<std::vector<double>>(&attr.value)) {
-      return Vals{list_val<float>(DType::kF32, *v)};
-    }
+  if (const auto t = c.read<OnnxTensor>("value")) {
+    Val val = constant_val(t->type.dtype, t->type.shape, t->data);
+    val.narrow = t->narrow;
+    return Vals{std::move(val)};
   }
+  if (const auto v = c.read<int64_t>("value_int")) return Vals{integer_val(*v)};
+  if (const auto v = c.read<double>("value_float")) return Vals{number_val(*v, DType::kF32)};
+  if (const auto v = c.list<int64_t>("value_ints")) return Vals{integers_val(*v)};
+  if (const auto v = c.list<double>("value_floats")) return Vals{list_val<float>(DType::kF32, *v)};
   return c.error("has no value of a kind that is supported");
 }
 
@@ -38,10 +33,8 @@ Result<Vals> constant_of_shape(RuleContext& c) {
   PIPER_ASSIGN(const Shape shape, c.constant_integers(0, "shape"));
   PIPER_TRY(c.check_shape(shape));
   Val value = number_val(0, DType::kF32);
-  if (const OnnxAttr* attr = c.node.find("value")) {
-    const auto* t = std::get_if<OnnxTensor>(&attr->value);
-    if (!t || num_elements(t->type.shape) != 1)
-      return c.error("'value' must be a tensor of one element");
+  if (const auto t = c.read<OnnxTensor>("value")) {
+    if (num_elements(t->type.shape) != 1) return c.error("'value' must be a tensor of one element");
     value = Val{Val::Kind::kConstant, t->type.dtype, {}, {}, {}, t->data, {}};
   }
   return single(c.expand(value, shape));
@@ -95,6 +88,7 @@ Result<Vals> reshape(RuleContext& c) {  // before opset 5 the shape is an attrib
   PIPER_TRY(c.need(c.opset < 5 ? 1 : 2, c.opset < 5 ? 1 : 2));
   const Val& x = c.in(0);
   Shape shape = c.integers("shape");
+  c.pass_over({"allowzero"});
   if (c.opset >= 5) {
     PIPER_ASSIGN(shape, c.constant_integers(1, "shape"));
   }

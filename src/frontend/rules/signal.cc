@@ -191,8 +191,32 @@ Result<Vals> stft(RuleContext& c) {
   return single(with_parts(c, y));
 }
 
+// Makes a window as a sum of cosines, of which the first is 1.
+Result<Vals> window(RuleContext& c, double first, double second, double third) {
+  PIPER_TRY(c.need(1, 1));
+  PIPER_ASSIGN(const auto size, one_known_integer(c, 0, "size"));
+  if (!size || *size < 0 || *size > kMostListed) return c.error("an impossible size");
+  const int64_t code = c.integer("output_datatype", code_of_type("float"));
+  const std::optional<DType> dtype = dtype_of_code(code);
+  if (!dtype) return c.error("elements of {} are not supported", type_name(code));
+  const bool periodic = c.integer("periodic", 1) != 0;
+  const auto turn = static_cast<double>(std::max<int64_t>(periodic ? *size : *size - 1, 1));
+  std::vector<double> values;
+  for (int64_t k = 0; k < *size; ++k) {
+    const double angle = 2 * std::numbers::pi * static_cast<double>(k) / turn;
+    values.push_back(first - second * std::cos(angle) + third * std::cos(2 * angle));
+  }
+  return single(c.cast(constant_val(DType::kF64, {*size}, bytes_of(values)), *dtype));
+}
+Result<Vals> blackman_window(RuleContext& c) { return window(c, 0.42, 0.5, 0.08); }
+Result<Vals> hamming_window(RuleContext& c) { return window(c, 25.0 / 46, 21.0 / 46, 0); }
+Result<Vals> hann_window(RuleContext& c) { return window(c, 0.5, 0.5, 0); }
+
 constexpr ImportRule kSignalRules[] = {
+    {"BlackmanWindow", 17, kNewest, blackman_window, "of a known size"},
     {"DFT", 17, kNewest, dft, "of known lengths"},
+    {"HammingWindow", 17, kNewest, hamming_window, "of a known size"},
+    {"HannWindow", 17, kNewest, hann_window, "of a known size"},
     {"STFT", 17, kNewest, stft, "of known frames"},
 };
 

@@ -32,6 +32,7 @@ void pad_same(Windows& w, const Shape& shape, bool odd_before) {
 Status read_pads(RuleContext& c, const Shape& shape, Windows& w) {
   const size_t dims = w.kernel.size();
   const std::string automatic = c.text("auto_pad", "NOTSET");
+  c.pass_over({"pads"});
   w.before.assign(dims, 0);
   w.after.assign(dims, 0);
   if (automatic == "SAME_UPPER" || automatic == "SAME_LOWER") {
@@ -84,6 +85,14 @@ Result<Windows> read_windows(RuleContext& c, const Val& x, std::vector<int64_t> 
     w.overhang.push_back(more ? (count - 1) * w.strides[d] + span - size : 0);
   }
   return w;
+}
+
+Status check_kernel(const RuleContext& c, const Val& weight) {
+  const auto kernel = c.list<int64_t>("kernel_shape");
+  if (kernel && *kernel != Shape(weight.shape.begin() + 2, weight.shape.end())) {
+    return c.error("windows {} of weights {}", to_string(Shape(*kernel)), to_string(weight.shape));
+  }
+  return ok_status();
 }
 
 Result<Val> padded(RuleContext& c, const Val& x, const Windows& w, double value) {

@@ -17,6 +17,8 @@ struct Windows {
 // windows of `kernel` over x.
 Result<Windows> read_windows(RuleContext& c, const Val& x, std::vector<int64_t> kernel,
                              bool rounds);
+// Fails if the attribute kernel_shape says another size than the weights have.
+Status check_kernel(const RuleContext& c, const Val& weight);
 // Pads x with `value` around it, where the windows need it.
 Result<Val> padded(RuleContext& c, const Val& x, const Windows& w, double value);
 // Returns the elements of all windows, [n, o…, c, k…], of an x that is padded.
