@@ -173,6 +173,22 @@ TEST_F(CheckpointTools, ExportRefusesWhatIsNotComplete) {
   EXPECT_FALSE(std::filesystem::exists(path("out")));
 }
 
+// What 16 bits cannot hold is refused, not written as infinity.
+TEST_F(CheckpointTools, ExportHoldsAllThatIsFinite) {
+  const auto floats = std::ranges::find_if(
+      states_, [](const ModelState& one) { return one.name == "layer.0.weight"; });
+  ASSERT_NE(floats, states_.end());
+  const float large = 1e6F;
+  std::memcpy(floats->values.data(), &large, sizeof large);
+  write(6);
+  const auto half = export_checkpoint(reader(), {.dtype = DType::kF16}, path("out.safetensors"));
+  ASSERT_FALSE(half);
+  EXPECT_NE(half.error().message.find("1 of its elements are too large for f16"), std::string::npos)
+      << print_error(half.error());
+  EXPECT_FALSE(std::filesystem::exists(path("out.safetensors")));
+  EXPECT_TRUE(export_checkpoint(reader(), {.dtype = DType::kBF16}, path("out.safetensors")));
+}
+
 TEST_F(CheckpointTools, SizesHaveUnits) {
   EXPECT_EQ(*parse_bytes("5GB"), 5'000'000'000);
   EXPECT_EQ(*parse_bytes("2GiB"), int64_t{2} << 30);

@@ -185,6 +185,16 @@ TEST(Transfers, SumsInRankOrderExchangeBlocks) {
   EXPECT_DOUBLE_EQ(costs[2].wire, kMegabytes4 / 2 / 10e9 + kMegabytes4 * 1.5 / 100e9);
 }
 
+// In a ring a member sends to one neighbour: levels of one link are no second way.
+TEST(Transfers, ARingSendsOnce) {
+  std::string text = kTwoByTwo;
+  text.replace(text.rfind("out"), 3, "in");
+  const auto costs = costs_of(
+      read_text(text), set_of(2, 2, "  0 rotate args=[0,0] turn=1 group=1 communicator=1\n"));
+  ASSERT_EQ(costs.size(), 1u);
+  EXPECT_DOUBLE_EQ(costs[0].wire, kMegabytes4 / 10e9);
+}
+
 TEST(Transfers, FastSumsGoRoundRings) {
   const Cluster cluster = read_text(kTwoByTwo);
   const auto costs =

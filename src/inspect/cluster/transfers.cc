@@ -83,14 +83,21 @@ Way trees(const Cluster& cluster, const Spread& group, double bytes) {
   return way;
 }
 
+// A member sends one message, over the port of one level: the slowest of those between neighbours
+// says how long that takes.
 Way neighbours(const Cluster& cluster, const Spread& group, double bytes) {
-  Ports ports(cluster);
+  Way slowest;
   int64_t units = group.members;
   for (const Spread::Level& level : group.levels) {
-    if (units > level.units) ports.add(level.link, bytes);
+    if (units > level.units) {
+      Ports port(cluster);
+      port.add(level.link, bytes);
+      const Way way = port.slowest();
+      if (way.latency + way.wire > slowest.latency + slowest.wire) slowest = way;
+    }
     units = level.units;
   }
-  return ports.slowest();
+  return slowest;
 }
 
 // What a library adds up itself.

@@ -1,6 +1,7 @@
 // Reads tensors of a checkpoint in the layout of whoever asks. Called when ranks load their states,
 // and by piper-checkpoint.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "boxes.h"
@@ -64,14 +65,21 @@ void store(DType dtype, double value, std::byte* at) {
   round_to_halves(dtype, &narrow, at, 1);
 }
 
-// Copies `count` elements from one type to another, which are equal or both floats.
-void convert(DType from, const std::byte* source, DType to, std::byte* target, int64_t count) {
+// Copies `count` elements from one type to another, which are equal or both floats. Returns how
+// many finite ones the other type cannot hold.
+int64_t convert(DType from, const std::byte* source, DType to, std::byte* target, int64_t count) {
   const int64_t in = info(from).bytes, out = info(to).bytes;
   if (from == to) {
     std::memcpy(target, source, static_cast<size_t>(count * in));
-    return;
+    return 0;
   }
-  for (int64_t k = 0; k < count; ++k) store(to, float_at(from, source + k * in), target + k * out);
+  int64_t too_large = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    const double value = float_at(from, source + k * in);
+    store(to, value, target + k * out);
+    too_large += std::isfinite(value) && !std::isfinite(float_at(to, target + k * out)) ? 1 : 0;
+  }
+  return too_large;
 }
 
 // Runs of a tensor's elements that some piece has, ascending in the whole, no two with the same
@@ -102,7 +110,7 @@ std::vector<SourceRun> source_runs(const std::vector<CheckpointReader::Piece>& p
 // Fills the elements of a target run from runs that begin at or before it; returns the first
 // element that nobody has, or the end.
 int64_t fill_run(const std::vector<SourceRun>& sources, const ElementRun& target, DType from,
-                 DType to, std::byte* at) {
+                 DType to, std::byte* at, int64_t& too_large) {
   const int64_t in = info(from).bytes, out = info(to).bytes;
   int64_t next = target.whole;
   const int64_t end = target.whole + target.count;
@@ -112,8 +120,8 @@ int64_t fill_run(const std::vector<SourceRun>& sources, const ElementRun& target
   for (; source != sources.end() && next < end && source->whole <= next; ++source) {
     const int64_t count = std::min(end, source->whole + source->count) - next;
     if (count <= 0) continue;
-    convert(from, source->data + (next - source->whole) * in, to,
-            at + (target.at + next - target.whole) * out, count);
+    too_large += convert(from, source->data + (next - source->whole) * in, to,
+                         at + (target.at + next - target.whole) * out, count);
     next += count;
   }
   return next;
@@ -179,11 +187,15 @@ Status CheckpointReader::read(const std::string& name, const Held& held, std::by
       (from != wanted && (!info(from).is_float || !info(wanted).is_float)))
     return bad(fmt::format("it is {}, and {} is wanted", to_string(stored), to_string(held.whole)));
   const std::vector<SourceRun> sources = source_runs(pieces(name), info(from).bytes);
+  int64_t too_large = 0;
   for (const ElementRun& target : runs_of(held, /*packed=*/false)) {
-    const int64_t filled = fill_run(sources, target, from, wanted, to);
+    const int64_t filled = fill_run(sources, target, from, wanted, to, too_large);
     if (filled < target.whole + target.count)
       return bad(fmt::format("no file has its element {}", filled));
   }
+  if (too_large > 0)
+    return bad(fmt::format("{} of its elements are too large for {}", too_large, info(wanted).name))
+        .with_note("help: bf16 holds what f32 does");
   return ok_status();
 }
 
