@@ -39,6 +39,7 @@ struct RecoveredParam {
   std::string evidence, initializer;
   TensorType type;
   Bytes data;           // empty: zeros
+  Bytes stored = {};    // begins with the element that `data` begins with; empty: not known
   bool absent = false;  // the data file is not there: zeros stand for what is not known
   bool frozen = false;
   bool running = false;  // a running statistic, which the model updates itself

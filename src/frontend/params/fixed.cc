@@ -24,6 +24,12 @@ bool holds_sinusoids(const RecoveredParam& param) {
   constexpr int64_t kFewest = 4, kMost = 64;  // rows
   const Shape& shape = param.type.shape;
   if (shape.size() != 2 || shape[0] < kFewest || shape[1] < 4 || param.data.size == 0) return false;
+  // The sine or cosine of 0. Most weights begin otherwise, and need not be transposed to be told.
+  const DType dtype = param.type.dtype;
+  if (param.stored.size >= static_cast<size_t>(info(dtype).bytes)) {
+    const double first = read_number(param.stored, dtype, 0);
+    if (first != 0 && first != 1) return false;
+  }
   const Bytes data = param.data.made();
   const double slack =
       param.type.dtype == DType::kF32 || param.type.dtype == DType::kF64 ? 1e-3 : 2e-2;

@@ -116,6 +116,7 @@ Status Assembly::add_use(const Claim& claim) {
     } else if (claim.initializer >= 0) {
       const OnnxTensor& tensor = model_.initializers[static_cast<size_t>(claim.initializer)];
       param.data = oriented(tensor, claim);
+      if (is_layout(claim.derivation)) param.stored = tensor.data;
       param.absent = tensor.absent;
     }
   } else {
