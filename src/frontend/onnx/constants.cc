@@ -18,11 +18,32 @@ struct MutableBytes {
   }
 };
 
+// A matrix whose rows lie one after the other in `to`, and whose elements lie anywhere in `from`:
+// their distances there are in bytes.
+struct Matrix {
+  int64_t rows = 1, columns = 1, row_stride = 0, stride = 0;
+};
+
+// Copies it block by block: what a transposition reads of a line of the cache it needs again for
+// the next rows.
 template <size_t kSize>
-void copy_row(std::byte* to, const std::byte* from, int64_t count, int64_t stride) {
-  for (int64_t i = 0; i < count; ++i) {
-    std::memcpy(to + i * static_cast<int64_t>(kSize), from + i * stride, kSize);
+void copy_matrix(std::byte* to, const std::byte* from, const Matrix& m) {
+  constexpr int64_t kBlock = 16, size = kSize;
+  if (m.stride == size) {
+    for (int64_t r = 0; r < m.rows; ++r)
+      std::memcpy(to + r * m.columns * size, from + r * m.row_stride,
+                  static_cast<size_t>(m.columns * size));
+    return;
   }
+  for (int64_t first_row = 0; first_row < m.rows; first_row += kBlock)
+    for (int64_t first = 0; first < m.columns; first += kBlock) {
+      const int64_t end_row = std::min(first_row + kBlock, m.rows),
+                    end = std::min(first + kBlock, m.columns);
+      for (int64_t r = first_row; r < end_row; ++r)
+        for (int64_t c = first; c < end; ++c)
+          std::memcpy(to + (r * m.columns + c) * size, from + r * m.row_stride + c * m.stride,
+                      kSize);
+    }
 }
 
 // Returns the elements at offset + sum of index × stride (in bytes), in row-major order of `shape`.
@@ -32,19 +53,20 @@ Bytes copy_view(const std::byte* from, const Shape& shape, const std::vector<int
   MutableBytes out(static_cast<size_t>(elements * size));
   if (elements == 0) return std::move(out).finish();
   const size_t rank = shape.size();
-  const int64_t inner = rank == 0 ? 1 : shape.back();
-  const int64_t stride = rank == 0 ? 0 : strides.back();
-  auto* const row = size == 1   ? copy_row<1>
-                    : size == 2 ? copy_row<2>
-                    : size == 4 ? copy_row<4>
-                                : copy_row<8>;
+  Matrix inner;
+  if (rank > 0) inner.columns = shape[rank - 1], inner.stride = strides[rank - 1];
+  if (rank > 1) inner.rows = shape[rank - 2], inner.row_stride = strides[rank - 2];
+  auto* const copy = size == 1   ? copy_matrix<1>
+                     : size == 2 ? copy_matrix<2>
+                     : size == 4 ? copy_matrix<4>
+                                 : copy_matrix<8>;
   std::vector<int64_t> index(rank, 0);
   std::byte* to = out.memory.get();
-  for (int64_t done = 0; done < elements; done += inner) {
-    row(to, from, inner, stride);
-    to += inner * size;
-    for (size_t d = rank; d-- > 1;) {  // next row
-      const size_t k = d - 1;
+  for (int64_t done = 0; done < elements; done += inner.rows * inner.columns) {
+    copy(to, from, inner);
+    to += inner.rows * inner.columns * size;
+    for (size_t d = rank; d-- > 2;) {  // next matrix
+      const size_t k = d - 2;
       from += strides[k];
       if (++index[k] < shape[k]) break;
       from -= strides[k] * shape[k];
