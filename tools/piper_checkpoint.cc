@@ -16,7 +16,8 @@ enum Exit { kGood = 0, kDifferent = 1, kDiffError = 2 };
 
 struct Flags {
   std::string verb, from, to, prefix, added, dtype, shard = "5GB";
-  bool tensors = false, json = false, huggingface = false, dcp = false, force = false;
+  bool tensors = false, json = false, huggingface = false, dcp = false, force = false,
+       averages = false;
 };
 
 void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
@@ -37,7 +38,7 @@ Result<int> verify(const Flags& flags) {
     const auto damage = find_damage(folder);
     if (!damage) {
       std::fputs(print_error(damage.error()).c_str(), stderr);
-      code = std::max(code, static_cast<int>(damage.error().code));
+      code = std::max(code, static_cast<int>(ExitCode::kStorage));  // it cannot be read at all
       continue;
     }
     for (const std::string& one : *damage) print(fmt::format("{}: {}\n", folder, one));
@@ -59,6 +60,7 @@ Result<int> export_parameters(const Flags& flags) {
   ExportOptions options{flags.huggingface, flags.prefix};
   if (!flags.dtype.empty()) options.dtype = parse_dtype(flags.dtype);
   options.replace = flags.force;
+  options.averages = flags.averages;
   PIPER_ASSIGN(options.shard_bytes, parse_bytes(flags.shard));
   PIPER_ASSIGN(const CheckpointReader reader, open_newest(flags.from));
   PIPER_ASSIGN(const std::string text, export_checkpoint(reader, options, flags.to));
@@ -88,7 +90,7 @@ const std::vector<Verb>& verbs() {
       {"export",
        true,
        export_parameters,
-       {"--hf", "--strip-prefix", "--dtype", "--shard-size", "--force"}},
+       {"--hf", "--ema", "--strip-prefix", "--dtype", "--shard-size", "--force"}},
       {"import", true, import_tensors, {"--dcp", "--strip-prefix", "--add-prefix", "--force"}},
   };
   return kVerbs;
@@ -126,6 +128,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--shard-size", flags.shard, "export --hf: largest size of a file")
       ->type_name("SIZE")
       ->capture_default_str();
+  app.add_flag("--ema", flags.averages,
+               "export: write the averages of the parameters (train: ema in the strategy)");
   app.add_flag("--force", flags.force, "export, import: overwrite an existing file");
   app.add_option("--add-prefix", flags.added, "import: add this prefix to all names")
       ->type_name("TEXT");

@@ -502,6 +502,105 @@ TEST_F(Checkpoints, ATimeLimitEndsWithACheckpoint) {
   EXPECT_EQ(steps->size(), 1u) << output;
 }
 
+std::string updates_in(const std::map<std::string, std::string>& tensors) {
+  int64_t count = -1;
+  if (tensors.contains("step")) std::memcpy(&count, tensors.at("step").data(), sizeof count);
+  return std::to_string(count);
+}
+
+TEST_F(Checkpoints, ABranchToAnotherOptimizerCountsItsUpdatesFrom0) {
+  const std::string batch = "train:\n  global_batch: 12\n  optimizer: ";
+  compile("plain", "", batch + "{sgd: {lr: 1e-3, momentum: 0}}\n");
+  compile("adam", "", batch + "{adamw: {lr: 1e-3}}\n");
+  compile("lion", "", batch + "{lion: {lr: 1e-4}}\n");
+  ASSERT_EQ(run("plain", "--steps 3 --checkpoint " + path("c-plain")).first, 0);
+  const auto branch = [&](const std::string& plans, const std::string& from, int steps) {
+    const auto [code, output] =
+        run(plans, fmt::format("--steps {} --branch {} --checkpoint {}", steps, path(from),
+                               path(from + "-" + plans)));
+    EXPECT_EQ(code, 0) << output;
+    return output;
+  };
+  std::string said = branch("adam", "c-plain", 5);
+  EXPECT_NE(said.find("updates are counted from 0"), std::string::npos) << said;
+  EXPECT_EQ(updates_in(tensors_of("c-plain-adam")), "2");
+  said = branch("lion", "c-plain-adam", 6);
+  EXPECT_EQ(said.find("counted from 0"), std::string::npos) << said;
+  EXPECT_EQ(updates_in(tensors_of("c-plain-adam-lion")), "3");
+}
+
+TEST_F(Checkpoints, TokensOfABatchThatChangedAreTold) {
+  const auto train = [](int batch) {
+    return fmt::format(
+        "train:\n  global_batch: {}\n  optimizer: {{adamw: {{lr: 1e-3}}}}\n"
+        "  schedule: \"lr * min(1, tokens / 10000)\"\n",
+        batch);
+  };
+  compile("twelve", "", train(12));
+  compile("six", "", train(6));
+  ASSERT_EQ(run("twelve", "--steps 2 --checkpoint " + path("c-twelve")).first, 0);
+  const auto [code, output] =
+      run("six", "--steps 3 --accept global_batch --resume " + path("c-twelve"));
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find("as if each of the 2 steps before had had today's 6 samples; they had 24"),
+            std::string::npos)
+      << output;
+}
+
+TEST_F(Checkpoints, AveragesAreExported) {
+  const std::string from = path("checkpoint-one"), to = path("averages.safetensors");
+  const auto [code, output] = run_shell(
+      fmt::format("{}/bin/piper-checkpoint export {} {} --ema 2>&1", PIPER_BINARY_DIR, from, to));
+  ASSERT_EQ(code, 0) << output;
+  const auto exported = read_safetensors(to);
+  ASSERT_TRUE(exported);
+  const auto tensors = tensors_of("checkpoint-one");
+  int averages = 0;
+  for (const NamedTensor& one : *exported) {
+    const auto found = tensors.find(one.name + ".ema");
+    if (found == tensors.end()) continue;
+    ++averages;
+    EXPECT_EQ(as_text(one.data.span()), found->second) << one.name;
+    EXPECT_NE(found->second, tensors.at(one.name)) << one.name;
+  }
+  EXPECT_GT(averages, 0);
+}
+
+// ---- Several processes --------------------------------------------------------------------------
+
+TEST_F(Checkpoints, WhoFailedFirstIsNamedByWhoComesLate) {
+  const auto [code, output] =
+      run_shell("exec 2>&1; export PIPER_FAULT=throw@2:1:step,slow@1:1:step; " +
+                as_processes(4, torch_variables(4, free_port()), command("pp2dp2", "--steps 2")));
+  EXPECT_NE(code, 0) << output;
+  EXPECT_NE(output.find("it throws as asked"), std::string::npos) << output;
+  EXPECT_EQ(output.find("cannot connect"), std::string::npos) << output;
+  EXPECT_EQ(output.find("rank 1 failed"), std::string::npos) << output;
+}
+
+// ---- Faults -------------------------------------------------------------------------------------
+
+TEST_F(Checkpoints, FaultsThatDoNotHappenAreTold) {
+  const auto [code, output] = run("one", "--steps 1", "kill@0:1:load");
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find("'kill@0:1:load' did not happen"), std::string::npos) << output;
+}
+
+TEST_F(Checkpoints, AFaultOfAnUpdateIsInItsParameters) {
+  const auto [code, output] = run("ddp2", "--steps 3 --check-replicas 1", "flip@0:2:update");
+  EXPECT_EQ(code, 11) << output;
+}
+
+TEST_F(Checkpoints, AResumedJobCountsTheStepsThatWereSkippedBefore) {
+  const std::string flags = "--on-nan skip --checkpoint " + path("skips") + " ";
+  ASSERT_EQ(run("one", flags + "--steps 3", "nan@0:2:backward").first, 0);
+  const auto [code, output] = run(
+      "one", flags + "--steps 5 --resume " + path("skips") + " --metrics " + path("skips.jsonl"));
+  ASSERT_EQ(code, 0) << output;
+  const std::string metrics = read("skips.jsonl");
+  EXPECT_NE(metrics.find("\"skipped\":false,\"steps_skipped\":1"), std::string::npos) << metrics;
+}
+
 TEST_F(Checkpoints, FaultsAreSpelled) {
   const auto [code, output] =
       run_shell("PIPER_FAULT=kll@0:0:load " PIPER_BINARY_DIR "/bin/piper-run " + path("one") +

@@ -222,6 +222,9 @@ TEST_F(CheckpointTools, TheProgramEndsWithWhatItFound) {
   std::ofstream(at(5) + "/checkpoint.json") << "{";
   // The code is that of piper-run --resume.
   for (const char* verb : {"verify ", "inspect "}) EXPECT_EQ(program(verb + dir).first, 12) << verb;
+  std::filesystem::remove(at(5) + "/checkpoint.json");
+  EXPECT_EQ(program("verify " + at(5)).first, 12);
+  std::ofstream(at(5) + "/checkpoint.json") << "{";
   EXPECT_EQ(program(fmt::format("export {} {}", dir, path("p.safetensors"))).first, 12);
 }
 

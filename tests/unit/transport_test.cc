@@ -428,6 +428,14 @@ TEST(TcpStart, APortThatIsTakenAndNoAddressAreNamed) {
               0u);
 }
 
+TEST(TcpStart, LinkLocalAddressesAreRefused) {
+  for (const char* at : {"[fe80::1]:29500", "[fe80::1%lo]:29500", "[FEBF::2]:29500"}) {
+    const Status said = start_tcp(1, 2, at, 1);
+    EXPECT_EQ(text_of(said).find(fmt::format("error: not supported: '{}' is a link-local", at)), 0u)
+        << text_of(said);
+  }
+}
+
 // As a router or a firewall between two hosts may cut it.
 TEST(TcpFaults, AConnectionThatIsCutIsToldFromAProcessThatEnds) {
   const auto cut_all = [] {

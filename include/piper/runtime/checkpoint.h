@@ -58,9 +58,16 @@ std::vector<CheckpointState> states_of(const PlanSet& set);
 // the set has read them.
 std::vector<NamedTensor> untouched_of(const PlanSet& set);
 
+// A state with this after its parameter's name is the parameter's average.
+inline constexpr std::string_view kAverage = ".ema";
+inline std::string average_of(std::string_view param) {
+  return std::string(param).append(kAverage);
+}
+
 struct Checkpoint {
   int64_t step = 0;     // so many steps are done
   int64_t samples = 0;  // consumed by them, of the job's order of samples
+  int64_t skipped = 0;  // of the steps, by this run and those that it went on from
   std::vector<std::pair<std::string, int64_t>> sources;  // the same by source of data
   std::optional<double> loss;                            // of the last step
   std::optional<double> evaluation_loss;                 // if the job evaluated after that step

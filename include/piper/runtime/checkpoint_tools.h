@@ -50,7 +50,8 @@ struct ExportOptions {
   std::string strip_prefix;    // of all names
   std::optional<DType> dtype;  // of floats; else each keeps its own
   int64_t shard_bytes = 0;     // at most, but for a tensor that is larger
-  bool replace = false;        // a file that is there
+  bool replace = false;        // a file that is there, and those of an export in a folder
+  bool averages = false;       // of the parameters, in their place, where there are some
 };
 // Writes parameters and buffers of the model to a folder that is not there or empty, or to a file,
 // reads them back, and returns what was written, as lines for the user. Tied parameters: a file

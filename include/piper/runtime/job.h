@@ -72,7 +72,7 @@ struct JobOptions {
   std::function<Status(int64_t step, int64_t done)> on_rollback;
   int64_t replay = 0;      // RankSource::replay
   int64_t first_step = 0;  // so many steps were done before this job: `steps` counts them
-  int64_t skipped = 0;     // of these, how many were skipped in this process
+  int64_t skipped = 0;     // of these, how many were skipped
   const StateSource* states = nullptr;  // what the ranks' states begin with
   // Whether steps say their MFU: of what a rank's device can do, in FLOPs a second; 0: measured, on
   // a backend of the host.

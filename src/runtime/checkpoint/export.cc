@@ -91,7 +91,7 @@ int64_t bytes_of(std::span<const Exported> tensors) {
 struct Selection {
   std::vector<Exported> tensors;
   std::vector<std::pair<std::string, std::string>> ties;  // a name that is not stored, its tensor
-  int64_t parameters = 0, buffers = 0;
+  int64_t parameters = 0, buffers = 0, averages = 0;      // the last are of the first
 };
 
 class Selector {
@@ -109,6 +109,9 @@ class Selector {
         continue;
       PIPER_TRY(add(state));
     }
+    if (options_.averages && selection_.averages == 0)
+      return input_error(
+          fmt::format("--ema: {} holds no averages of parameters", reader_.folder()));
     if (selection_.tensors.empty())
       return input_error(
           fmt::format("{} says of no tensor that it is a parameter", reader_.folder()));
@@ -128,13 +131,19 @@ class Selector {
     TensorType type = state.type;
     if (options_.dtype && info(type.dtype).is_float) type.dtype = *options_.dtype;
     PIPER_ASSIGN(const std::string name, stripped(state.name));
-    selection_.tensors.push_back({name, state.name, type, &reader_});
+    std::string source = state.name;
+    if (const std::string average = average_of(state.name);
+        options_.averages && reader_.types().contains(average)) {
+      source = average;
+      ++selection_.averages;
+    }
+    selection_.tensors.push_back({name, source, type, &reader_});
     for (const std::string& alias : state.aliases) {
       PIPER_ASSIGN(const std::string tied, stripped(alias));
       if (options_.huggingface)
         selection_.ties.emplace_back(tied, name);
       else
-        selection_.tensors.push_back({tied, state.name, type, &reader_});
+        selection_.tensors.push_back({tied, source, type, &reader_});
     }
     return ok_status();
   }
@@ -243,6 +252,8 @@ Result<std::string> export_checkpoint(const CheckpointReader& reader, const Expo
   std::string text =
       fmt::format("{}: {} parameters and {} buffers of step {}, {}\n", to, selection.parameters,
                   selection.buffers, reader.about().step, human_bytes(bytes_of(selection.tensors)));
+  if (options.averages)
+    text += fmt::format("{} of the parameters are averages\n", selection.averages);
   for (const auto& [tied, name] : selection.ties)
     text += fmt::format("'{}' is '{}' (tied) and stored once\n", quote_control(tied),
                         quote_control(name));

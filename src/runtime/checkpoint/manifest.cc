@@ -24,6 +24,7 @@ Json to_json(const Checkpoint& from) {
   json["format_version"] = kCheckpointFormatVersion;
   json["step"] = from.step;
   json["samples"] = from.samples;
+  if (from.skipped > 0) json["steps_skipped"] = from.skipped;
   json["sources"] = Json::object();
   for (const auto& [name, samples] : from.sources) json["sources"][name] = samples;
   json["loss"] = from.loss && std::isfinite(*from.loss) ? Json(*from.loss) : Json(nullptr);
@@ -142,7 +143,9 @@ bool take_all(const Json& json, Checkpoint& to) {
   Taker take{json};
   take.number("step", to.step);
   take.number("samples", to.samples);
-  take.good = take.good && to.step <= kMostCounted && to.samples <= kMostCounted;
+  if (json.contains("steps_skipped")) take.number("steps_skipped", to.skipped);
+  take.good = take.good && to.step <= kMostCounted && to.samples <= kMostCounted &&
+              to.skipped <= kMostCounted;
   take.number("ranks", to.ranks);
   take.text("data_digest", to.data_digest);
   take.text("compiler", to.compiler);

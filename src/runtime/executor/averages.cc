@@ -13,7 +13,8 @@ std::string average_of(const std::map<std::string, TensorType>& states, const Te
   std::vector<std::string> names{param.param};
   names.insert(names.end(), param.aliases.begin(), param.aliases.end());
   for (const std::string& name : names)
-    if (states.contains(name_of_whole(param, name) + kAverage)) return name + kAverage;
+    if (states.contains(piper::average_of(name_of_whole(param, name))))
+      return piper::average_of(name);
   return {};
 }
 

@@ -222,7 +222,7 @@ std::string Checkpointing::built_folder(int64_t step) const {
   return fmt::format("{}/.{}.{:x}{}", options_.folder, checkpoint_name(step), id_, kPartialEnding);
 }
 
-Status Checkpointing::begin(int64_t done, std::optional<double> loss,
+Status Checkpointing::begin(int64_t done, int64_t skipped, std::optional<double> loss,
                             std::optional<double> evaluation_loss) {
   if (done == step_) return ok_status();  // it is there, or on its way
   const Clock::time_point asked = Clock::now();
@@ -232,6 +232,7 @@ Status Checkpointing::begin(int64_t done, std::optional<double> loss,
   if (control_.rank() == 0) {
     about_ = options_.about;
     about_.step = done;
+    about_.skipped = skipped;
     about_.loss = loss;
     about_.evaluation_loss = evaluation_loss;
     about_.ranks = control_.world();

@@ -60,7 +60,9 @@ class Checkpointing {
   // Whether rank 0's clock asks for one.
   bool asks() const;
   // Copies all states; first waits until the checkpoint before this one is written.
-  Status begin(int64_t done, std::optional<double> loss, std::optional<double> evaluation_loss);
+  // `skipped`: steps, so far.
+  Status begin(int64_t done, int64_t skipped, std::optional<double> loss,
+               std::optional<double> evaluation_loss);
   // The job goes on from a checkpoint of this folder, which has so many steps, and has left out so
   // many steps of data since it was started. After drain().
   void go_back(int64_t done, int64_t left_out);

@@ -6,6 +6,7 @@
 #include "averages.h"
 #include "cores.h"
 #include "evaluation.h"
+#include "faults.h"
 #include "finish.h"
 #include "loaded.h"
 #include "nvtx.h"
@@ -137,6 +138,7 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
     options.job.on_loaded = [&start] { start.reader.reset(); };  // its files may be removed
     PIPER_TRY(check_start(options, loaded.set, start, loaded.data.get(), speaks));
     options.job.first_step = start.step;
+    options.job.skipped = start.skipped;
     options.job.states = start.states.get();
     if (options.evaluate_only) options.job.steps = start.step;
     if (speaks && start.step >= options.job.steps && !options.evaluate_only)
@@ -266,6 +268,9 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
   watch.close();
   if (result.ended_by && speaks) voice.note(*result.ended_by);
   if (options.job.checkpoint && speaks && !result.ended_by) forget_starts(*options.job.checkpoint);
+  const auto own_rank = loaded.is_process() ? std::optional(loaded.rank) : std::nullopt;
+  for (const std::string& fault : faults_left(own_rank))
+    tell_user(fmt::format("warning: PIPER_FAULT: '{}' did not happen", fault));
   const auto write = [&] {
     write_results(options, result, loaded.is_process() ? loaded.rank : -1, voice);
     if (loaded.data) voice.note(loaded.data->check());

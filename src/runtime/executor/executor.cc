@@ -95,12 +95,15 @@ Status find_fault(State& state, int64_t step) {
 
 Status do_fault(State& state) {
   const Instruction& one = state.role->body[static_cast<size_t>(std::exchange(state.fault_at, -1))];
-  std::vector<SpoiledValues> made;
+  // An update may write nothing but parameters and states.
+  std::vector<SpoiledValues> made, kept;
   const Program& program = state.role->programs[static_cast<size_t>(one.program)];
-  for (size_t k = 0; k < one.args.size(); ++k)
-    if (program.arg_written[k] && state.role->tensor(one.args[k]).kind == BufferKind::kStep)
-      made.push_back({state.type(one.args[k]), state.at(one.args[k])});
-  return do_fault_inside(state.fault, made);
+  for (size_t k = 0; k < one.args.size(); ++k) {
+    if (!program.arg_written[k]) continue;
+    const bool is_step = state.role->tensor(one.args[k]).kind == BufferKind::kStep;
+    (is_step ? made : kept).push_back({state.type(one.args[k]), state.at(one.args[k])});
+  }
+  return do_fault_inside(state.fault, made.empty() ? kept : made);
 }
 
 Status wait_sends(State& state, int64_t step) {

@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <thread>
@@ -17,8 +19,14 @@ namespace piper {
 namespace {
 
 struct Fault {
+  std::string text;  // all of it, as it was written
   std::string kind, phase;
   int64_t rank = -1, step = -1;  // -1: any
+  std::unique_ptr<std::atomic<bool>> happened = std::make_unique<std::atomic<bool>>(false);
+
+  bool is_due(std::string_view now, int64_t own_rank, int64_t own_step) const {
+    return phase == now && (rank < 0 || rank == own_rank) && (step < 0 || step == own_step);
+  }
 };
 
 const std::vector<std::string> kKinds = {"kill", "abort", "segv",  "exit",  "stop", "hang",
@@ -60,7 +68,7 @@ Result<std::vector<Fault>> parse_faults(const char* text) {
       return fail("PIPER_FAULT: '{}' is not KIND@RANK:STEP:PHASE, such as kill@2:5:write", one)
           .with_code(ExitCode::kUsage);
     Fault& fault = faults.emplace_back();
-    fault.kind = one.substr(0, at), fault.phase = places[2];
+    fault.text = one, fault.kind = one.substr(0, at), fault.phase = places[2];
     PIPER_TRY(check_word(fault.kind, kKinds));
     PIPER_TRY(check_word(fault.phase, kPhases));
     if ((fault.kind == "nan" || fault.kind == "flip") && !is_in(kInside, fault.phase))
@@ -137,14 +145,20 @@ Result<std::optional<FaultInside>> find_fault_inside(int64_t rank, int64_t step)
   const auto& faults = all_faults();
   if (!faults) return faults.error();
   for (const Fault& fault : *faults)
-    if (is_in(kInside, fault.phase) && (fault.rank < 0 || fault.rank == rank) &&
-        (fault.step < 0 || fault.step == step))
-      return std::optional(FaultInside{fault.phase, fault.kind});
+    if (is_in(kInside, fault.phase) && fault.is_due(fault.phase, rank, step))
+      return std::optional(FaultInside{fault.phase, fault.kind, fault.happened.get()});
   return std::optional<FaultInside>();
 }
 
 Status do_fault_inside(const FaultInside& fault, std::span<const SpoiledValues> values) {
+  fault.happened->store(true);
   if (fault.kind != "nan" && fault.kind != "flip") return happen(fault.kind);
+  const bool is_none = std::none_of(values.begin(), values.end(), [](const SpoiledValues& one) {
+    return info(one.type.dtype).is_float && num_elements(one.type.shape) > 0;
+  });
+  if (is_none)
+    return fail("PIPER_FAULT: {} has no floating-point numbers to spoil", fault.phase)
+        .with_code(ExitCode::kUsage);
   for (const SpoiledValues& one : values) {
     const int64_t size = info(one.type.dtype).bytes, count = num_elements(one.type.shape);
     if (!info(one.type.dtype).is_float || count == 0) continue;
@@ -159,10 +173,22 @@ Status inject_fault(std::string_view phase, int64_t rank, int64_t step) {
   const auto& faults = all_faults();
   if (!faults) return faults.error();
   for (const Fault& fault : *faults)
-    if (fault.phase == phase && (fault.rank < 0 || fault.rank == rank) &&
-        (fault.step < 0 || fault.step == step))
+    if (fault.is_due(phase, rank, step)) {
+      fault.happened->store(true);
       PIPER_TRY(happen(fault.kind));
+    }
   return ok_status();
+}
+
+std::vector<std::string> faults_left(std::optional<int64_t> rank) {
+  std::vector<std::string> left;
+  const auto& faults = all_faults();
+  if (!faults) return left;
+  for (const Fault& fault : *faults) {
+    const bool is_own = !rank || fault.rank == *rank || (fault.rank < 0 && *rank == 0);
+    if (is_own && !fault.happened->load()) left.push_back(fault.text);
+  }
+  return left;
 }
 
 }  // namespace piper

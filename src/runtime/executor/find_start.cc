@@ -180,14 +180,14 @@ std::string help_without_checkpoint(const StartOptions& asked) {
 Result<bool> CheckpointStates::fill(const Tensor& tensor, std::span<const std::string> names,
                                     const Held& held, std::byte* to) const {
   // A tensor of the model has an initial value; states of an optimizer are filled.
-  if (weights_only_ && tensor.init.empty()) return false;
+  if ((weights_only_ && tensor.init.empty()) || left_out_.contains(names[0])) return false;
   // An older version begins as its parameter does.
   if (weights_only_ && tensor.previous_of >= 0)
     names = names.subspan(static_cast<size_t>(age_of_state(names[0])));
   for (const std::string& own : names) {
     // A copy in 16 bits has its parameter's names, and so its average.
-    const bool is_averaged = averages_ && reader_.types().contains(own + kAverage);
-    const std::string name = is_averaged ? own + kAverage : own;
+    const bool is_averaged = averages_ && reader_.types().contains(average_of(own));
+    const std::string name = is_averaged ? average_of(own) : own;
     if (!reader_.types().contains(name)) continue;
     PIPER_TRY(reader_.read(name, held, to));
     return true;
@@ -230,7 +230,8 @@ Result<std::optional<Start>> find_start(const RunOptions& options, Control* cont
   if (averages) PIPER_TRY(check_averages(*start->reader, is_rank_0(control)));
   if (asked.how != How::kInit) start->step = start->reader->about().step;
   if (asked.how == How::kResume || asked.how == How::kResumeOrStart)
-    start->samples = start->reader->about().samples;
+    start->samples = start->reader->about().samples,
+    start->skipped = start->reader->about().skipped;
   return start;
 }
 

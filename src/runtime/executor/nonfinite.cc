@@ -157,6 +157,11 @@ Result<int64_t> roll_back(const JobOptions& options, Control& control, Executor&
              step + 1, options.checkpoint->folder)
             .with_code(ExitCode::kNumeric);
     if (!start) error.notes.push_back(start.error().message);
+    if (start && *start)
+      error.notes.push_back(fmt::format(
+          "not supported: the newest one, of step {}, was written under the plans before these, "
+          "which begin after step {}",
+          (*start)->step, options.first_step));
     return error;
   }
   left_out += step + 1 - (*start)->step;

@@ -373,8 +373,9 @@ Status Steps::evaluate_and_save_if_due(bool last) {
   if (evaluates) PIPER_TRY(evaluate(last));
   if (saves()) {  // which a signal may have asked for meanwhile
     save_ = false;
-    PIPER_TRY(run_.checkpoints->begin(
-        begun_, loss_, evaluated_ == begun_ ? evaluation_loss_ : std::optional<double>()));
+    PIPER_TRY(
+        run_.checkpoints->begin(begun_, guard_.skipped().value_or(run_.options.skipped), loss_,
+                                evaluated_ == begun_ ? evaluation_loss_ : std::optional<double>()));
     // Where steps overlap, ranks do not meet again before the next checkpoint.
     if (last || overlap_) PIPER_TRY(run_.checkpoints->drain());
   }

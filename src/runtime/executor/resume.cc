@@ -38,11 +38,23 @@ struct Loading {
   std::set<std::string> free;
   std::vector<std::string> converted;  // loaded from another type
   std::vector<std::string> different;  // of another shape: sentences
-  std::set<std::string> states;        // of the plans, so far
-  std::set<std::string> taken;         // of the checkpoint, by these
+  // The state that counts updates, and how many of parameters' optimizers go on and begin afresh.
+  std::string count;
+  int64_t going_on = 0, begun = 0;
+  std::set<std::string> states;  // of the plans, so far
+  std::set<std::string> taken;   // of the checkpoint, by these
 };
 
+// Returns whether the updates are counted from 0, since no optimizer's state goes on.
+bool counts_afresh(const StartOptions& asked, const Loading& loading) {
+  return asked.how == How::kBranch && loading.going_on == 0 && loading.begun > 0 &&
+         !loading.count.empty();
+}
+
 // A parameter or buffer of the model may have any name.
+bool is_count(const std::string& name) {
+  return name == "step" || name == "updates" || name == "outer.step";
+}
 bool is_loss_scale(const std::string& name) {
   return name == "loss_scale" || name == "loss_scale.good";
 }
@@ -51,18 +63,25 @@ void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointRe
                bool weights_only, Loading& loading) {
   std::vector<std::string> names = names_of_state(role, tensor);
   if (!loading.states.insert(names[0]).second) return;
+  const bool is_optimizers = tensor.init.empty() && tensor.previous_of < 0;
+  const bool is_of_job = is_optimizers && role.original(tensor).param.empty() &&
+                         (is_loss_scale(names[0]) || is_count(names[0]));
+  // Random ops count steps, whatever is updated; then another state counts updates.
+  if (is_of_job && (names[0] == "updates" || (names[0] == "step" && loading.count.empty())))
+    loading.count = names[0];
   if (weights_only) names.erase(names.begin(), names.begin() + role.age(tensor));
   const auto has = [&](const std::string& name) { return reader.types().contains(name); };
   const auto found = std::find_if(names.begin(), names.end(), has);
   if (found == names.end() || (weights_only && tensor.init.empty())) {
     const bool is_model = !tensor.init.empty() && tensor.previous_of < 0;
     (is_model ? loading.parameters : loading.fresh).push_back(names[0]);
-    const bool is_optimizers = tensor.init.empty() && role.original(tensor).param.empty();
-    if (tensor.previous_of >= 0 || (is_optimizers && is_loss_scale(names[0])))
+    if (tensor.previous_of >= 0 || (is_of_job && is_loss_scale(names[0])))
       loading.free.insert(names[0]);
+    if (is_optimizers && !is_of_job) ++loading.begun;
     return;
   }
   loading.of_model += tensor.init.empty() ? 0 : 1;
+  if (is_optimizers && !is_of_job && !names[0].ends_with(kAverage)) ++loading.going_on;
   loading.taken.insert(names.begin(), names.end());
   const TensorType& stored = reader.types().at(*found);
   if (stored.shape != tensor.whole_type().shape)
@@ -154,11 +173,14 @@ void tell_loading(const Start& start, const StartOptions& asked, const Loading& 
   list(loading.derived, "begin as their parameters do");
   list(loading.parameters, "parameters or buffers are not there, and keep the values of the plans");
   list(loading.fresh, "begin afresh");
-  if (!loading.fresh.empty() && !start.is_running && start.step > 0)
+  if (counts_afresh(asked, loading))
+    tell_user(
+        "no state of an optimizer goes on: updates are counted from 0, for the learning rate and "
+        "for what the optimizer corrects by their number");
+  else if (!loading.fresh.empty() && !start.is_running && start.step > 0)
     tell_user(
         "the count of updates goes on: the learning rate, and what an optimizer corrects by it, "
-        "are "
-        "those of the step; --init begins it afresh");
+        "are those of the step; --init begins it afresh");
   list(loading.ignored, "of the checkpoint are ignored");
 }
 
@@ -223,6 +245,25 @@ Status check_accepted(const StartOptions& asked, const std::string& before,
   return ok_status();
 }
 
+// A formula of the learning rate takes each update for one of today's batch.
+void tell_tokens(const PlanSet& set, const Start& start,
+                 const std::vector<SettingChange>& changes) {
+  const auto is_of_batch = [](const SettingChange& one) {
+    return covers_setting("global_batch", one.setting) || covers_setting("rampup", one.setting);
+  };
+  const auto counts = [](const SettingChange& one) {
+    const bool is_rate =
+        covers_setting("schedule", one.setting) || covers_setting("lr", one.setting);
+    return is_rate && one.now.find("tokens") != one.now.npos;
+  };
+  const std::vector<SettingChange> all = changed_settings("", set.manifest.strategy_text);
+  if (!std::ranges::any_of(changes, is_of_batch) || !std::ranges::any_of(all, counts)) return;
+  tell_user(fmt::format(
+      "the learning rate counts 'tokens' as if each of the {} steps before had had today's {} "
+      "samples; they had {} in all",
+      start.step, batch_of(set), start.reader->about().samples));
+}
+
 Status check_settings(const RunOptions& options, const PlanSet& set, const Start& start,
                       const BatchSource* data, bool speaks) {
   const StartOptions& asked = options.start;
@@ -243,6 +284,7 @@ Status check_settings(const RunOptions& options, const PlanSet& set, const Start
     if (accepted && speaks) tell_user("other than before: " + line(one));
     if (!accepted) refused.push_back(line(one));
   }
+  if (refused.empty() && speaks) tell_tokens(set, start, changes);
   if (refused.empty()) return ok_status();
   Error error = usage(fmt::format("{} was trained with other settings", start.reader->folder()));
   error.notes = refused;
@@ -255,11 +297,12 @@ Status check_settings(const RunOptions& options, const PlanSet& set, const Start
 
 }  // namespace
 
-Status check_start(const RunOptions& options, const PlanSet& set, const Start& start,
+Status check_start(const RunOptions& options, const PlanSet& set, Start& start,
                    const BatchSource* data, bool speaks) {
   const StartOptions& asked = options.start;
   const Loading loading = compare_states(set, *start.reader, asked.how == How::kInit);
   PIPER_TRY(check_states(asked, start, loading, set.directory));
+  if (counts_afresh(asked, loading)) start.states->leave_out(loading.count);
   if (asked.how != How::kInit) PIPER_TRY(check_settings(options, set, start, data, speaks));
   if (speaks) tell_loading(start, asked, loading);
   return ok_status();

@@ -2,23 +2,14 @@
 #pragma once
 
 #include <cstdio>
+#include <set>
 
 #include "piper/runtime/job.h"
 
 namespace piper {
 
 inline void tell_user(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
-// A state with this behind its parameter's name is the parameter's average.
-inline constexpr const char* kAverage = ".ema";
 inline Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(text), {}}; }
-
-// Holds a checkpoint that is verified, and what the ranks begin with.
-struct Start {
-  std::unique_ptr<const CheckpointReader> reader;
-  std::unique_ptr<StateSource> states;
-  int64_t step = 0, samples = 0;
-  bool is_running = false;  // not a checkpoint: the job itself, under the plans before these
-};
 
 // Serves a checkpoint's tensors to ranks that load.
 class CheckpointStates : public StateSource {
@@ -26,12 +17,23 @@ class CheckpointStates : public StateSource {
   // `averages`: parameters begin with their averages, where the checkpoint has some.
   CheckpointStates(const CheckpointReader& reader, bool weights_only, bool averages = false)
       : reader_(reader), weights_only_(weights_only), averages_(averages) {}
+  // The state begins with the plans' initial value.
+  void leave_out(std::string name) { left_out_.insert(std::move(name)); }
   Result<bool> fill(const Tensor& tensor, std::span<const std::string> names, const Held& held,
                     std::byte* to) const override;
 
  private:
   const CheckpointReader& reader_;
   const bool weights_only_, averages_;
+  std::set<std::string> left_out_;
+};
+
+// Holds a checkpoint that is verified, and what the ranks begin with.
+struct Start {
+  std::unique_ptr<const CheckpointReader> reader;
+  std::unique_ptr<CheckpointStates> states;
+  int64_t step = 0, samples = 0, skipped = 0;
+  bool is_running = false;  // not a checkpoint: the job itself, under the plans before these
 };
 
 // Returns the samples of a global batch.
@@ -62,8 +64,9 @@ Result<std::optional<Start>> find_start(const RunOptions& options, Control* cont
 
 // Compares what the checkpoint was trained with and what is asked for now. Error (kUsage): they
 // differ, and nobody has accepted it; all differences are named. `speaks`: what is loaded, fresh
-// and ignored is listed on stderr.
-Status check_start(const RunOptions& options, const PlanSet& set, const Start& start,
+// and ignored is listed on stderr. A branch of which no optimizer's state goes on counts its
+// updates from 0.
+Status check_start(const RunOptions& options, const PlanSet& set, Start& start,
                    const BatchSource* data, bool speaks);
 
 // Tells the user of sources of data that do not go on where the checkpoint left them: their weights

@@ -196,7 +196,11 @@ Status MpiWire::add_message(std::span<const MessagePart> parts) {
   PIPER_MPI(MPI_Type_create_hindexed(static_cast<int>(parts.size()), lengths.data(), places.data(),
                                      MPI_BYTE, &type));
   PIPER_MPI(MPI_Type_commit(&type));
-  messages_of_parts_[parts.data()] = type;
+  // Plans that a job switches to may have parts where those before had some.
+  MPI_Datatype& known =
+      messages_of_parts_.try_emplace(parts.data(), MPI_DATATYPE_NULL).first->second;
+  if (known != MPI_DATATYPE_NULL) PIPER_MPI(MPI_Type_free(&known));
+  known = type;
   return ok_status();
 }
 

@@ -101,7 +101,8 @@ Result<std::unique_ptr<Rendezvous>> Rendezvous::open(const HostPort& at, int64_t
     return std::unique_ptr<Rendezvous>(
         new Rendezvous(*std::move(listener), at, world, port, timeout_s));
   } catch (const std::system_error& problem) {
-    return fail("no thread for the rendezvous: {}", problem.what()).with_code(ExitCode::kStorage);
+    return fail("no thread or socket for the rendezvous: {}", problem.what())
+        .with_code(ExitCode::kStorage);
   }
 }
 
@@ -114,10 +115,10 @@ Rendezvous::Rendezvous(Socket listener, const HostPort& at, int64_t world, uint1
       places_(static_cast<size_t>(world)),
       job_(random_number()) {
   int ends[2] = {-1, -1};
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0) {
-    wake_in_ = Socket(ends[0]);
-    wake_out_ = Socket(ends[1]);
-  }
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+    throw std::system_error(errno, std::generic_category());  // nobody could wake the thread
+  wake_in_ = Socket(ends[0]);
+  wake_out_ = Socket(ends[1]);
   places_[0].port = port;  // at the address at which others come here
   thread_ = std::thread([this] { serve(); });
 }

@@ -136,12 +136,21 @@ std::string host_and_port(const std::string& host, int64_t port) {
   return fmt::format("{}:{}", host, port);
 }
 
+namespace {
+// Link-local addresses mean a host on one network only: ranks cannot tell them to each other.
+bool is_link_local(const std::string& host) {
+  in6_addr six;
+  return inet_pton(AF_INET6, host.substr(0, host.find('%')).c_str(), &six) == 1 &&
+         IN6_IS_ADDR_LINKLOCAL(&six);
+}
+}  // namespace
+
 Result<HostPort> parse_host_port(const std::string& text) {
   const size_t colon = text.rfind(':');
   const auto wrong = [&] {
     return fail("'{}' is no HOST:PORT", text)
         .with_code(ExitCode::kUsage)
-        .with_note("help: such as node1:29500, 10.0.0.7:29500 or [fe80::1]:29500");
+        .with_note("help: such as node1:29500, 10.0.0.7:29500 or [2001:db8::1]:29500");
   };
   if (colon == std::string::npos || colon == 0) return wrong();
   HostPort at{text.substr(0, colon), 0};
@@ -154,6 +163,13 @@ Result<HostPort> parse_host_port(const std::string& text) {
   const long port = std::strtol(digits.c_str(), &end, 10);
   if (at.host.empty() || digits.empty() || *end != '\0' || port < 1 || port > 65535) return wrong();
   at.port = static_cast<uint16_t>(port);
+  if (is_link_local(at.host))
+    return fail(
+               "not supported: '{}' is a link-local address, which other hosts do not know by "
+               "itself",
+               text)
+        .with_code(ExitCode::kUsage)
+        .with_note("help: give an address that is routed, or the host's name");
   return at;
 }
 

@@ -106,15 +106,33 @@ Result<Place> TcpWire::find(int64_t peer) {
   return look_up(at_, job_, rank_, peer);
 }
 
+// A rank that does not answer may have ended before: whoever has heard which rank failed first says
+// so.
+Error TcpWire::unreachable(Error why) {
+  const auto until = Clock::now() + std::chrono::duration<double>(kGrace);
+  while (!aborted_ && stopped_by_ < 0 && lost_.empty() && Clock::now() < until)
+    progress(kGrace / 10);
+  if (lost_.empty()) lost_ = why.message;
+  if (aborted_) return why;
+  return check_stopped().error();
+}
+
 Result<Line*> TcpWire::line_to(int64_t peer) {
   if (const auto known = out_.find(peer); known != out_.end()) return known->second;
-  PIPER_ASSIGN(const Place place, find(peer));
+  Result<Place> found = find(peer);
+  if (!found) return unreachable(std::move(found).error());
+  const Place place = *found;
   places_[peer] = place;
   Socket socket = connect_to(place, kConnect);
-  if (!socket)
-    return fail("rank {} cannot connect to rank {} at {}: {}", rank_, peer, to_string(place),
-                std::strerror(errno))
-        .with_code(ExitCode::kPeer);
+  if (!socket) {
+    const int problem = errno;
+    Error why = fail("rank {} cannot connect to rank {} at {}: {}", rank_, peer, to_string(place),
+                     std::strerror(problem))
+                    .with_code(ExitCode::kPeer);
+    const bool is_own = problem == EMFILE || problem == ENFILE || problem == ENOBUFS;
+    if (is_own) return why;
+    return unreachable(std::move(why));
+  }
   Line& line = add_line(std::move(socket), peer, true);
   out_[peer] = &line;
   Hello hello;

@@ -145,6 +145,7 @@ class TcpWire final : public Wire {
   Work& open(Transfer& transfer, const Address& address, std::span<const MessagePart> parts);
   Result<Line*> line_to(int64_t peer);
   Result<Place> find(int64_t peer);
+  Error unreachable(Error why);
   Line& add_line(Socket socket, int64_t peer, bool own);
   void say(Line& line, const Frame& frame, std::string_view text = {});
   void push(Line& line, Line::Words words);
