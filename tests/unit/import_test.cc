@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -12,10 +13,14 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
 #include <set>
 
 #include "evaluate.h"
 #include "piper/base/data.h"
+#include "piper/frontend/onnx.h"
+#include "seed.h"
 
 namespace piper {
 namespace {
@@ -405,6 +410,45 @@ TEST(UntouchedTensors, ComeWithTheirValues) {
   float first = 0;
   std::memcpy(&first, data.data, sizeof first);
   EXPECT_NE(first, 0);
+}
+
+// Blocks of a transposition: of extents below, at and above a block's, and of all sizes of
+// elements.
+TEST(Constants, PermutationsMoveEachElement) {
+  const uint64_t seed = given_seed().value_or(1);
+  SCOPED_TRACE(fmt::format("PIPER_SEED={}", seed));
+  std::mt19937_64 random(seed);
+  const auto below = [&](uint64_t most) { return static_cast<int64_t>(random() % most); };
+  for (int n = given_count().value_or(300); n > 0; --n) {
+    const DType dtype =
+        std::array{DType::kBool, DType::kF16, DType::kF32, DType::kF64}[random() % 4];
+    const int64_t size = info(dtype).bytes;
+    Shape shape(random() % 5);
+    for (int64_t& extent : shape) extent = 1 + below(shape.size() < 3 ? 70 : 9);
+    std::vector<int64_t> perm(shape.size());
+    std::iota(perm.begin(), perm.end(), 0);
+    std::shuffle(perm.begin(), perm.end(), random);
+    std::string bytes;
+    for (int64_t i = 0; i < num_elements(shape) * size; ++i) bytes += static_cast<char>(random());
+    const Bytes moved =
+        onnx_import::permute_bytes(Bytes::copy_of(bytes.data(), bytes.size()), shape, perm, dtype);
+    ASSERT_EQ(moved.size, bytes.size());
+    for (int64_t i = 0; i < num_elements(shape); ++i) {
+      std::vector<int64_t> index(shape.size());  // of the source
+      int64_t left = i, from = 0;
+      for (size_t d = shape.size(); d-- > 0;) {
+        const auto dim = static_cast<size_t>(perm[d]);
+        index[dim] = left % shape[dim];
+        left /= shape[dim];
+      }
+      for (size_t d = 0; d < shape.size(); ++d) from = from * shape[d] + index[d];
+      ASSERT_EQ(
+          as_text(moved.span()).substr(static_cast<size_t>(i * size), static_cast<size_t>(size)),
+          std::string_view(bytes).substr(static_cast<size_t>(from * size),
+                                         static_cast<size_t>(size)))
+          << "case " << n << ", element " << i;
+    }
+  }
 }
 
 }  // namespace
