@@ -169,7 +169,7 @@ Status print_rampup(std::span<const PlanSet* const> stages, std::span<const int6
     PIPER_ASSIGN(const std::unique_ptr<Machine> machine, flags.make(set, library, facts));
     PIPER_ASSIGN(const StepReport report, report_step(set, *machine));
     const int64_t begin = first_steps[stage], steps = first_steps[stage + 1] - begin;
-    const double seconds = report.first + static_cast<double>(steps - 1) * report.step;
+    const double seconds = report.first + static_cast<double>(steps - 1) * report.average;
     all += seconds;
     lines.push_back(
         json ? fmt::format("{{\"first_step\":{},\"steps\":{},\"step_seconds\":{},\"seconds\":{}}}",

@@ -41,7 +41,7 @@ Status add_time(const Flags& flags, const PlanSet& set, Summary& summary) {
   PIPER_ASSIGN(const std::unique_ptr<Machine> machine,
                flags.machine.make(set, flags.library, facts));
   PIPER_ASSIGN(const StepReport report, report_step(set, *machine));
-  summary.manifest.predictions["step_seconds"] = report.step;
+  summary.manifest.predictions["step_seconds"] = report.average;
   summary.manifest.predictions["machine_idle"] = report.idle;
   return ok_status();
 }

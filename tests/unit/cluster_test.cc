@@ -290,6 +290,30 @@ TEST(Machine, RefusesWhatDoesNotFit) {
   EXPECT_EQ(target.error().message, "the device 'd' runs plans for cuda, but these are for cpu");
 }
 
+// Two devices of unlike memory, and two ranks of unlike needs: each fits where it has room.
+TEST(Facts, AreOfTheRankWithTheLeastRoom) {
+  PlanSet set = set_of(2, 1, kRunsProduct, kProduct);
+  set.roles.push_back(set.roles[0]);
+  set.role_of_rank = {0, 1};
+  set.roles[0].arena_bytes = 90'000'000, set.roles[1].arena_bytes = 20'000'000;
+  Cluster cluster = read_text(kTwoByTwo);
+  ASSERT_EQ(cluster.devices.size(), 1u);
+  cluster.devices.push_back(cluster.devices[0]);
+  cluster.devices[0].memory = 100e6, cluster.devices[1].memory = 25e6;
+  cluster.nodes = {cluster.nodes[0], cluster.nodes[0]};
+  for (int32_t n = 0; n < 2; ++n) {
+    cluster.nodes[static_cast<size_t>(n)].count = cluster.nodes[static_cast<size_t>(n)].devices = 1;
+    cluster.nodes[static_cast<size_t>(n)].device = n;
+  }
+  const MachineFacts fits = facts_of(cluster, set);
+  EXPECT_EQ(fits.memory, 25e6);
+  EXPECT_GE(fits.memory - fits.peak_bytes, 0);
+  std::swap(cluster.nodes[0], cluster.nodes[1]);
+  const MachineFacts lacks = facts_of(cluster, set);
+  EXPECT_EQ(lacks.memory, 25e6);
+  EXPECT_GE(lacks.peak_bytes, 90e6);
+}
+
 // ---- Places -------------------------------------------------------------------------------------
 
 std::vector<int64_t> places_of(const Cluster& cluster, const PlanSet& set) {

@@ -310,6 +310,24 @@ TEST(Simulate, EvaluationsAreApart) {
   EXPECT_EQ(report->step, without->step);
 }
 
+// What a step takes on average has its share of the outer update.
+TEST(Simulate, OuterUpdatesAreSharedBySteps) {
+  PlanSet set = plans_of({{compute(TaskPass::kF, 0), compute(TaskPass::kB, 0)},
+                          {compute(TaskPass::kF, 0), compute(TaskPass::kB, 0)}});
+  const PlainMachine machine;
+  const auto without = report_step(set, machine);
+  ASSERT_TRUE(without);
+  EXPECT_EQ(without->average, without->step);
+  for (RoleProgram& role : set.roles) {
+    role.outer_updates.push_back({.every = 4, .instructions = {compute(TaskPass::kU, 0)}});
+  }
+  const auto report = report_step(set, machine);
+  ASSERT_TRUE(report);
+  ASSERT_EQ(report->outer.size(), 1u);
+  EXPECT_GT(report->outer[0], 0);
+  EXPECT_DOUBLE_EQ(report->average, report->step + report->outer[0] / 4);
+}
+
 // ---- Published tables
 // -------------------------------------------------------------------------------
 

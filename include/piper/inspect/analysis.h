@@ -59,6 +59,7 @@ struct StepReport {
   double bound = 0;  // the work of the busiest device: no order of it is shorter
   double idle = 0;   // share of all devices' time in a steady step
   std::vector<double> outer;  // each outer update
+  double average = 0;         // a step with its share of the outer updates
   double evaluation = 0;      // the forward pass alone, of one batch; 0: the plans cannot evaluate
   std::vector<RowTimes> rows;
   std::vector<MovedKind> moved;     // most exposed first
@@ -91,8 +92,10 @@ Result<std::vector<Sensitivity>> sensitivity(const PlanSet& set, const Machine& 
 
 // Says what the machine has, for a report. 0: not known.
 struct MachineFacts {
-  std::string name;                // "h100x8.yaml", "stated costs"
-  double memory = 0;               // bytes of a device that plans may use, of the smallest one
+  std::string name;  // "h100x8.yaml", "stated costs"
+  // In bytes: what plans may use of a device, and what the rank there needs, where the two are
+  // closest.
+  double memory = 0, peak_bytes = 0;
   double peak_flops = 0;           // of all ranks' devices together
   std::vector<std::string> notes;  // what does not fit together, for people
 };

@@ -56,7 +56,10 @@ MachineFacts facts_of(const Cluster& cluster, const PlanSet& set, const Measured
   for (int64_t rank = 0; rank < std::min(set.world(), cluster.size()); ++rank) {
     const ClusterDevice& device = cluster.device_of(rank);
     const double memory = device.memory - device.reserve;
-    facts.memory = rank == 0 ? memory : std::min(facts.memory, memory);
+    const auto role = static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)]);
+    const auto peak = static_cast<double>(set.roles[role].peak_bytes());
+    if (rank == 0 || memory - peak < facts.memory - facts.peak_bytes)
+      facts.memory = memory, facts.peak_bytes = peak;
     facts.peak_flops += device.flops[static_cast<size_t>(type)];
   }
   if (profile)

@@ -66,8 +66,8 @@ void print_head(const PlanSet& set, const StepReport& report, const MachineFacts
                   human_seconds(report.first), human_seconds(report.alone),
                   human_seconds(report.span)));
   const int64_t batch = set.roles[0].samples();
-  if (report.step > 0)
-    lines.add("samples/s", fmt::format("{:.4g}", static_cast<double>(batch) / report.step));
+  if (report.average > 0)
+    lines.add("samples/s", fmt::format("{:.4g}", static_cast<double>(batch) / report.average));
   if (report.evaluation > 0)
     lines.add("evaluation", human_seconds(report.evaluation),
               fmt::format("a batch of --eval-data: as long as {:.2f} steps",
@@ -79,13 +79,13 @@ void print_head(const PlanSet& set, const StepReport& report, const MachineFacts
                         report.bound > 0 ? report.step / report.bound : 0));
   lines.add("idle", percent(report.idle), "of all devices' time");
   const auto flops = flops_of_ranks(set, model_flops);
-  if (flops && facts.peak_flops > 0 && report.step > 0)
-    lines.add("mfu", percent(*flops / report.step / facts.peak_flops),
+  if (flops && facts.peak_flops > 0 && report.average > 0)
+    lines.add("mfu", percent(*flops / report.average / facts.peak_flops),
               "of the devices' peak is the model's own work, without what runs again");
-  const auto peak = static_cast<double>(largest_peak(set));
+  const double peak = facts.peak_bytes;
   if (facts.memory > 0)
     lines.add(
-        "memory", human_bytes(largest_peak(set)),
+        "memory", human_bytes(static_cast<int64_t>(peak)),
         peak <= facts.memory
             ? fmt::format("fits: a device has {}", human_bytes(static_cast<int64_t>(facts.memory)))
             : fmt::format("does not fit: a device has {}, {} less",
@@ -213,13 +213,15 @@ std::string report_json(const PlanSet& set, const StepReport& report, const Mach
   json["span_s"] = report.span;
   json["bound_s"] = report.bound;
   json["idle"] = report.idle;
-  json["samples_per_s"] =
-      report.step > 0 ? Json(static_cast<double>(set.roles[0].samples()) / report.step) : Json();
-  json["peak_bytes"] = largest_peak(set);
+  json["samples_per_s"] = report.average > 0
+                              ? Json(static_cast<double>(set.roles[0].samples()) / report.average)
+                              : Json();
+  json["peak_bytes"] =
+      facts.memory > 0 ? static_cast<int64_t>(facts.peak_bytes) : largest_peak(set);
   json["memory_bytes"] = facts.memory > 0 ? Json(facts.memory) : Json();
   const auto flops = flops_of_ranks(set, model_flops);
-  json["mfu"] = flops && facts.peak_flops > 0 && report.step > 0
-                    ? Json(*flops / report.step / facts.peak_flops)
+  json["mfu"] = flops && facts.peak_flops > 0 && report.average > 0
+                    ? Json(*flops / report.average / facts.peak_flops)
                     : Json();
   for (size_t o = 0; o < kCostOrigins.size(); ++o)
     json["origins"][kCostOrigins[o]] = report.origins[o];

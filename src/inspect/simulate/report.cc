@@ -260,6 +260,9 @@ Result<StepReport> report_step(const PlanSet& set, const Machine& machine) {
                                                     return role.outer_updates[u].instructions;
                                                   }));
   }
+  report.average = report.step;
+  for (size_t u = 0; u < report.outer.size(); ++u)
+    report.average += report.outer[u] / static_cast<double>(set.roles[0].outer_updates[u].every);
   return report;
 }
 

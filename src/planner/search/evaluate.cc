@@ -142,9 +142,10 @@ Result<Outcome> Evaluator::compute(const CompileOptions& options) const {
                                options_.profile ? &*options_.profile : nullptr));
   PIPER_ASSIGN(const StepReport report, report_step(compiled.set, *machine));
   const MachineFacts facts = facts_of(options_.cluster, compiled.set);
-  Outcome outcome{.step = report.step,
+  Outcome outcome{.step = report.average,
                   .idle = report.idle,
-                  .peak_bytes = static_cast<double>(largest_peak(compiled.set)),
+                  .peak_bytes = facts.memory > 0 ? facts.peak_bytes
+                                                 : static_cast<double>(largest_peak(compiled.set)),
                   .memory = facts.memory};
   for (const RowTimes& row : report.rows)
     outcome.exposed = std::max(
