@@ -218,8 +218,8 @@ class Fabric {
   // at the latest wait_sends.
   virtual Status send(int32_t route, const std::byte* data, int64_t bytes) = 0;
   virtual Status recv(int32_t route, std::byte* to, int64_t bytes) = 0;
-  // Sends all parts as one message, without a copy of them side by side; what is received has as
-  // many bytes, in parts of any size.
+  // Sends all parts as one message, without a copy of them side by side; what is received has the
+  // same parts.
   virtual Status send(int32_t route, std::span<const MessagePart> parts) = 0;
   virtual Status recv(int32_t route, std::span<const MessagePart> parts) = 0;
   virtual Status run(int32_t group, const Collective& collective) = 0;
