@@ -267,6 +267,25 @@ TEST(Directives, ABudgetRepeatsWhatIsCheapOnTheDevice) {
   }
 }
 
+// What the backward pass reads is a view of what the op makes: it goes with the op.
+TEST(Directives, ViewsOfRecomputedOpsAreNotKept) {
+  const auto graph = parse_graph(
+      "graph batch=4 shards=1\ninput %x:f32[4,6] batch_dim=0\n%a:f32[4,6] = Tanh(%x)\n"
+      "%view:f32[24] = Reshape(%a) {shape=[24]}\n%b:f32[24] = Exp(%view)\n"
+      "%d:f32[24] = Neg(%view) pass=BI\n%e:f32[24] = Add(%d, %b) pass=BI\n");
+  ASSERT_TRUE(graph) << print_error(graph.error());
+  Recompute recompute;
+  recompute.ops = {{"Tanh", {}}};
+  Explanations out;
+  const auto made = apply_recompute(*graph, {recompute}, {}, 1, unknown_costs(), out);
+  ASSERT_TRUE(made) << print_error(made.error());
+  std::multiset<std::string> again;
+  for (const Node& node : made->graph.nodes)
+    if (is_backward(node)) again.insert(node.op);
+  EXPECT_EQ(again, (std::multiset<std::string>{"Add", "Neg", "Reshape", "Tanh"}))
+      << print_graph(made->graph);
+}
+
 TEST(Directives, OfTheLibraryPrintAsTheyAre) {
   for (const std::string& file : jobs::library_files()) {
     const Folder folder;

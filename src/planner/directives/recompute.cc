@@ -46,6 +46,7 @@ class Recomputer {
     for (const bool rest : {false, true})
       for (size_t d = 0; d < recomputes_.size(); ++d)
         if (is_rest(recomputes_[d]) == rest) PIPER_TRY(choose(d));
+    take_views();
     kept_.resize(groups_.size());
     for (size_t g = 0; g < groups_.size(); ++g)
       if (recomputes_[groups_[g].directive].budget_bytes) PIPER_TRY(fit(g));
@@ -146,6 +147,21 @@ class Recomputer {
         variant.group[i] = it->second;
       }
     return matched > 0 || is_rest(recompute) ? ok_status() : matches_nothing(recompute);
+  }
+  // What views the result of an op that is chosen by name goes with it: it would be kept in place
+  // of the result.
+  void take_views() {
+    for (Variant& variant : variants_)
+      for (size_t i = 0; i < count_; ++i) {
+        const Node& node = graph_.nodes[i];
+        const OpDef* def = find_op(node.op);
+        if (variant.group[i] != kNone || node.pass != Pass::kF || !def || !def->first_byte)
+          continue;
+        const int32_t group = group_of(variant, node.inputs[0]);
+        if (group != kNone && !directive_of(group).ops.empty() &&
+            groups_[static_cast<size_t>(group)].tags == graph_.tags_of(node))
+          variant.group[i] = group;
+      }
   }
   Error matches_nothing(const Recompute& recompute) const {
     std::set<std::string> ops;
