@@ -34,6 +34,7 @@ struct DagSpec {
   Variants variants;
   int64_t twins = 1, twin_stride = 1;                   // see Dag
   std::map<std::string, std::vector<int32_t>> twin_of;  // of another plan, by name: see Sum::twin
+  std::set<std::string> each_micro;                     // likewise: see Sum::each_micro
 };
 
 // Requires a sharded graph. Trained parameters of f32 that microbatches cast to 16 bits are kept
@@ -116,6 +117,8 @@ std::string_view layer_of(std::string_view scope);
 // Returns the axes over which contributions to the sum are terms beside those of replicas,
 // ascending.
 std::vector<int32_t> further_axes(const Dag& dag, const Sum& sum);
+// Returns whether the sum is rounded in every microbatch, on the way over replicas.
+bool rounds_in_micros(const Dag& dag, const Sum& sum);
 // Returns the stream of this name, added if there is none.
 int32_t stream_of(Dag& dag, const std::string& name);
 // Returns for each item the tasks that write it (several for accumulators), ascending.

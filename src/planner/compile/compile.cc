@@ -340,6 +340,8 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   making.summing.group_of = dag.group_of;
   for (const Sum& sum : dag.sums)
     if (!sum.twin.empty()) making.summing.twin_of[sum.name] = sum.twin;
+  for (const Sum& sum : dag.sums)
+    if (rounds_in_micros(dag, sum)) making.summing.each_micro.insert(sum.name);
   making.summing.region_tags = spec.region_tags;
   if (const Split* chunks = strategy.chunk_split(); chunks && chunks->of_tokens)
     making.summing.tokens = chunks->as;

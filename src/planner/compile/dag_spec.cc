@@ -55,7 +55,7 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   DagSpec spec;
   spec.microbatches = cut.microbatches;
   if (making.is_oracle() && making.target != Target::kFirst) spec.replicas_in_turn = cut.replicas;
-  if (making.target != Target::kFirst) spec.rounds = cut.rounds, spec.rounds_of = cut.rounds_of;
+  spec.rounds = cut.rounds, spec.rounds_of = cut.rounds_of;
   if (making.is_oracle()) spec.in_blocks = making.in_blocks;
   if (!making.is_single()) spec.in_blocks.reduced.clear();  // it has no terms of replicas
   if (making.trained != nullptr) spec.trained = *making.trained;
@@ -69,6 +69,7 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   for (auto& [param, rounds] : spec.rounds_of) leave_mesh(rounds);
   if (making.is_single()) {
     spec.group_of = making.summing.group_of, spec.twin_of = making.summing.twin_of;
+    spec.each_micro = making.summing.each_micro;
   }
   for (const DagAxis& axis : cut.mesh) {
     if (axis.twins && axis.replicated && making.target != Target::kUncut)

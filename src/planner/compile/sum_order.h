@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 
 #include "piper/planner/directives.h"
 #include "piper/planner/schedule.h"
@@ -13,6 +14,7 @@ namespace piper {
 struct Summing {
   std::vector<int32_t> group_of;                        // see Dag
   std::map<std::string, std::vector<int32_t>> twin_of;  // by sum: see Sum
+  std::set<std::string> each_micro;  // sums that every microbatch rounds: see Sum
   std::vector<std::string> region_tags;                 // of the chunks below
   size_t finer = 0;    // of these, the last ones: the single-device plan has none of them
   std::string tokens;  // of these, that of chunks of tokens; empty: none

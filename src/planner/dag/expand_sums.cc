@@ -45,11 +45,14 @@ void Expander::index_sums() {
         if (of_chunk.empty() || of_chunk.back().sum != made.sum || of_chunk.back().use != made.use)
           of_chunk.push_back(made);
       }
-      const ValueId like = sum.each_micro ? sum.run_after(0) : sum.uses[u];
+      const ValueId like = sum.each_micro && !is_reference() ? sum.run_after(0) : sum.uses[u];
       const size_t own = accumulator_of(static_cast<int32_t>(s), u);
       std::vector<ItemId> parts;
+      const bool turns = own == u && in_turns(static_cast<int32_t>(s));
       if (own != u) parts = sums_[s].parts[own * groups_ + g];
-      for (int64_t r = 0; own == u && r < dag_.replicas_in_turn; ++r) {
+      if (turns)
+        parts = turns_of(static_cast<int32_t>(s), u, g, dag_.chunks[static_cast<size_t>(c)].cell);
+      for (int64_t r = 0; own == u && !turns && r < dag_.replicas_in_turn; ++r) {
         std::string name = fmt::format("{}.use{}", sum.name, u);
         if (groups_ > 1) name += fmt::format(".group{}", g);
         if (dag_.replicas_in_turn > 1) name += fmt::format(".replica{}", r);
@@ -61,11 +64,38 @@ void Expander::index_sums() {
   }
 }
 
+int64_t Expander::first_of_round(int32_t s, int64_t replica) const {
+  if (sum(s).rounds.empty()) return replica;
+  const int64_t size = round(s, 0).size, stride = round(s, 0).stride;
+  for (int64_t r = 0; r < replica; ++r) {
+    const auto apart = static_cast<int64_t>(place_of(replica, 0) - place_of(r, 0));
+    const int64_t own = static_cast<int64_t>(place_of(replica, 0)) / stride % size;
+    if (apart == own * stride) return r;
+  }
+  return replica;
+}
+
+std::vector<ItemId> Expander::turns_of(int32_t s, size_t u, size_t g, int32_t cell) {
+  const Shape shape = dag_.graph.value(sum(s).uses[u]).type.shape;
+  std::vector<ItemId> turns(static_cast<size_t>(dag_.micros()));
+  for (int64_t r = 0; r < dag_.replicas_in_turn; ++r)
+    for (int64_t micro = 0; first_of_round(s, r) == r && micro < dag_.microbatches; ++micro) {
+      if (static_cast<size_t>(dag_.group_of_micro(static_cast<int32_t>(micro))) != g) continue;
+      const int64_t turn = r * dag_.microbatches + micro;
+      const std::string name = fmt::format("{}.use{}.turn{}", sum(s).name, u, turn);
+      turns[static_cast<size_t>(turn)] =
+          new_item(pseudo_value(name, {wide_type(s), shape}), -1, cell);
+    }
+  return turns;
+}
+
 ItemId Expander::combine(int32_t s, const std::vector<ItemId>& members, size_t first,
                          const std::string& name) {
   const int32_t cell = dag_.items[members[0].index()].cell;
   const Chunk chunk = chunk_of_new_nodes(dag_, first, cell, name);
-  const ItemId into = new_item(chunk.writes[0], -1, cell, members[0]);
+  const ValueId held = dag_.items[members[0].index()].value;
+  const bool fits = dag_.graph.value(held).type == dag_.graph.value(chunk.writes[0]).type;
+  const ItemId into = new_item(chunk.writes[0], -1, cell, fits ? members[0] : ItemId());
   Task task = end_task(add_chunk(chunk), name);
   for (ValueId value : dag_.chunks.back().reads) task.reads.push_back(find_item(value, -1, cell));
   task.writes = {into};
@@ -82,12 +112,13 @@ ItemId Expander::add_parts(int32_t s, ItemId a, ItemId b) {
 }
 
 ItemId Expander::sum_of_parts(int32_t s, size_t replica, int32_t twin) {
-  const SumState& state = sums_[static_cast<size_t>(s)];
   ItemId total;
-  for (size_t p = 0; p < state.parts.size(); ++p) {
+  for (size_t p = 0; p < sums_[static_cast<size_t>(s)].parts.size(); ++p) {
     if (accumulator_of(s, p / groups_) != p / groups_) continue;
     if (!sum(s).twin.empty() && sum(s).twin[p] != twin) continue;
-    const ItemId part = state.parts[p][replica];
+    const ItemId part =
+        in_turns(s) ? sum_of_turns(s, p, replica) : sums_[static_cast<size_t>(s)].parts[p][replica];
+    if (!part.valid()) continue;
     total =
         total.valid() ? add_parts(s, move_to(total, dag_.items[part.index()].cell), part) : part;
   }
@@ -96,12 +127,12 @@ ItemId Expander::sum_of_parts(int32_t s, size_t replica, int32_t twin) {
 
 std::vector<ItemId> Expander::sum_parts(int32_t s) {
   const int64_t twins = sum(s).twin.empty() ? 1 : dag_.twins;
-  const int64_t stride = dag_.replicas_in_turn == 1 ? 1 : dag_.twin_stride;
   std::vector<ItemId> totals(static_cast<size_t>(dag_.replicas_in_turn * dag_.twins));
   for (int64_t r = 0; r < dag_.replicas_in_turn; ++r)
     for (int64_t t = 0; t < twins; ++t)  // by their numbers along the mesh
-      totals[static_cast<size_t>((r / stride * dag_.twins + t) * stride + r % stride)] =
-          sum_of_parts(s, static_cast<size_t>(r), static_cast<int32_t>(t));
+      if (!in_turns(s) || first_of_round(s, r) == r)
+        totals[place_of(r, static_cast<int32_t>(t))] =
+            sum_of_parts(s, static_cast<size_t>(r), static_cast<int32_t>(t));
   if (is_reference()) return {add_replicas(s, std::move(totals))};
   std::erase(totals, ItemId());
   return totals;
@@ -111,8 +142,12 @@ ItemId Expander::add_replicas(int32_t s, std::vector<ItemId> totals) {
   std::vector<bool> added(totals.size());
   for (size_t r = 0; r < totals.size(); ++r) added[r] = !totals[r].valid();
   // What plays one replica only rounds its term all the same.
-  if (totals.size() == 1) return sum(s).in_blocks < 0 ? totals[0] : add_in_blocks(s, totals);
-  for (size_t at = 0; at < sum(s).rounds.size(); ++at) {
+  if (totals.size() == 1) {
+    if (in_turns(s) || sum(s).rounds.empty()) return totals[0];
+    if (sum(s).in_blocks >= 0) return add_in_blocks(s, totals);
+    return type_in(s, 0) == own_type(s) ? totals[0] : add_rounded(s, totals, type_in(s, 0));
+  }
+  for (size_t at = in_turns(s) ? 1 : 0; at < sum(s).rounds.size(); ++at) {
     const int64_t size = round(s, at).size, stride = round(s, at).stride;
     const DType type = type_in(s, at);
     for (size_t r = 0; r < totals.size(); ++r) {

@@ -198,10 +198,14 @@ void Expander::add_collectives(TaskId of) {
 }
 
 ItemId Expander::accumulator(int32_t sum, int32_t use, int32_t micro) const {
-  const auto replica = static_cast<size_t>(micro / dag_.microbatches);
+  const int64_t replica = micro / dag_.microbatches;
   const size_t part =
       static_cast<size_t>(use) * groups_ + static_cast<size_t>(dag_.group_of_micro(micro));
-  return sums_[static_cast<size_t>(sum)].parts[part][replica];
+  const int64_t turn =
+      in_turns(sum)
+          ? first_of_round(sum, replica) * dag_.microbatches + micro % dag_.microbatches
+          : replica;
+  return sums_[static_cast<size_t>(sum)].parts[part][static_cast<size_t>(turn)];
 }
 
 Result<Dag> expand_tasks(Dag dag) { return Expander(std::move(dag)).run(); }

@@ -87,18 +87,37 @@ ItemId Expander::add_rounded(int32_t s, const std::vector<ItemId>& members, DTyp
 // Terms are added up in f32 at least, and their sum is rounded to the type of the sum once.
 ItemId Expander::add_in_blocks(int32_t s, const std::vector<ItemId>& members) {
   const std::string& name = sum(s).name;
-  const PartsInBlocks& how = dag_.in_blocks[static_cast<size_t>(sum(s).in_blocks)];
-  const DType wide = info(own_type(s)).bytes < 4 ? DType::kF32 : own_type(s);
+  const Scaled how = dag_.in_blocks[static_cast<size_t>(sum(s).in_blocks)].scaled;
   const size_t first = dag_.graph.nodes.size();
+  const ValueId total = add_all(
+      s, members, [&](ValueId value) { return cast(rounded(s, value), wide_type(s), name); });
+  cast(total, own_type(s), name);
+  const char* const type = kScaledNames[static_cast<size_t>(how)];
+  return combine(s, members, first, fmt::format("U sum {} in {}", name, type));
+}
+
+ValueId Expander::rounded(int32_t s, ValueId term) {
+  if (sum(s).in_blocks < 0) return cast(term, type_in(s, 0), sum(s).name);
   Builder build(dag_.graph);
   build.pass = Pass::kU;
-  build.name_prefix = name + ".";
-  const ValueId total = add_all(s, members, [&](ValueId value) {
-    return cast(rounded_in_blocks(build, value, how), wide, name);
-  });
-  cast(total, own_type(s), name);
-  const char* const type = kScaledNames[static_cast<size_t>(how.scaled)];
-  return combine(s, members, first, fmt::format("U sum {} in {}", name, type));
+  build.name_prefix = sum(s).name + ".";
+  return rounded_in_blocks(build, term, dag_.in_blocks[static_cast<size_t>(sum(s).in_blocks)]);
+}
+
+ItemId Expander::sum_of_turns(int32_t s, size_t part, size_t replica) {
+  ItemId total;
+  const std::string& name = sum(s).name;
+  const auto micros = static_cast<size_t>(dag_.microbatches);
+  for (size_t m = 0; m < micros; ++m) {
+    ItemId turn = sums_[static_cast<size_t>(s)].parts[part][replica * micros + m];
+    if (!turn.valid()) continue;  // of another group
+    const size_t first = dag_.graph.nodes.size();
+    const ValueId value = dag_.items[turn.index()].value;
+    cast(sum(s).in_blocks < 0 ? cast(value, type_in(s, 0), name) : value, own_type(s), name);
+    if (dag_.graph.nodes.size() > first) turn = combine(s, {turn}, first, "U cast " + name);
+    total = total.valid() ? add_parts(s, total, turn) : turn;
+  }
+  return total;
 }
 
 Expander::Reduced& Expander::reduced(int32_t s, int32_t use) {
@@ -107,9 +126,14 @@ Expander::Reduced& Expander::reduced(int32_t s, int32_t use) {
   const Sum& of = sum(s);
   const std::string name = fmt::format("{}.use{}", of.name, use);
   const TensorType whole = dag_.graph.value(of.uses[static_cast<size_t>(use)]).type;
+  values.whole = pseudo_value(name + ".whole", whole);
+  if (in_turns(s)) {
+    values.travels = values.part = values.whole;
+    values.joins = cast(rounded(s, values.whole), wide_type(s), name + ".joins");
+    return values;
+  }
   const TensorType part = dag_.graph.value(of.run_after(0)).type;
   const DType type = type_in(s, 0);
-  values.whole = pseudo_value(name + ".whole", whole);
   values.travels = cast(values.whole, type, name + ".travels");
   values.part = pseudo_value(name + ".part", {type, part.shape});
   if (type != part.dtype) {
@@ -148,7 +172,8 @@ void Expander::reduce_contributions(TaskId id) {
 
 void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& bucket) {
   const std::string what = and_more(sum(bucket[0].sum).name, bucket.size());
-  round_bucket(of, bucket);
+  const bool turns = in_turns(bucket[0].sum);
+  if (!turns) round_bucket(of, bucket);
   const SumRound& first = round(bucket[0].sum, 0);
   Task reduce{.kind = InstructionKind::kReduceScatter,
               .micro = of.micro,
@@ -166,13 +191,14 @@ void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& buck
   for (const Accumulate& a : bucket) {
     const Reduced& values = reduced(a.sum, a.use);
     reduce.reads.push_back(find_item(values.travels, of.micro, of.cell));
-    reduce.writes.push_back(new_item(values.part, of.micro, of.cell));
+    const ItemId part = turns ? a.into : new_item(values.part, of.micro, of.cell);
+    reduce.writes.push_back(part);
     join.accumulates.push_back(
-        {values.joins, accumulator(a.sum, a.use, of.micro), a.sum, a.use, reduce.writes.back()});
+        {values.joins, accumulator(a.sum, a.use, of.micro), a.sum, a.use, part});
   }
   for (ValueId value : dag_.chunks[join.chunk.index()].reads)
     join.reads.push_back(find_item(value, of.micro, of.cell));
-  dag_.tasks.push_back(std::move(reduce));
+  if (!turns) dag_.tasks.push_back(std::move(reduce));
   dag_.tasks.push_back(std::move(join));
 }
 
@@ -202,9 +228,12 @@ ChunkId Expander::joining_chunk(const std::vector<Accumulate>& bucket, int32_t c
   Chunk chunk = end_chunk(dag_, cell, "U add " + sum(bucket[0].sum).name);
   for (const Accumulate& a : bucket) {
     const Reduced& values = reduced(a.sum, a.use);
-    chunk.nodes.push_back(dag_.graph.value(values.joins).producer);
+    for (ValueId value = values.joins; value != values.part;
+         value = dag_.graph.node(chunk.nodes.back()).inputs[0])
+      chunk.nodes.push_back(dag_.graph.value(value).producer);
     chunk.reads.push_back(values.part);
   }
+  std::sort(chunk.nodes.begin(), chunk.nodes.end());
   std::sort(chunk.reads.begin(), chunk.reads.end());
   dag_.chunks.push_back(std::move(chunk));
   return known->second;

@@ -62,7 +62,7 @@ class Expander {
 
  private:
   struct SumState {
-    std::vector<std::vector<ItemId>> parts;  // [use × groups + group][replica in turn]
+    std::vector<std::vector<ItemId>> parts;  // [use × groups + group][replica in turn, or turn]
     std::vector<int32_t> homes;              // the cells that finish it
   };
   struct Contribution {
@@ -167,6 +167,23 @@ class Expander {
   ItemId add_replicas(int32_t s, std::vector<ItemId> totals);
   // One device plays all ranks, or the first.
   bool is_reference() const { return dag_.replicas_in_turn > 1 || dag_.mesh.empty(); }
+  // It adds up what one microbatch of each replica of the first round contributes, as these do by
+  // a reduction in every microbatch.
+  bool in_turns(int32_t s) const { return is_reference() && sum(s).each_micro; }
+  // Returns where the total of a replica is in a list of all, and in which replica's place those
+  // of its first round are added up.
+  size_t place_of(int64_t replica, int32_t twin) const {
+    const int64_t stride = dag_.replicas_in_turn == 1 ? 1 : dag_.twin_stride;
+    return static_cast<size_t>((replica / stride * dag_.twins + twin) * stride + replica % stride);
+  }
+  int64_t first_of_round(int32_t s, int64_t replica) const;
+  // In turns: the accumulators of a part of a sum, by replica that is the first of its round, and
+  // microbatch; in f32 at least.
+  std::vector<ItemId> turns_of(int32_t s, size_t u, size_t g, int32_t cell);
+  ItemId sum_of_turns(int32_t s, size_t part, size_t replica);
+  DType wide_type(int32_t s) const {
+    return info(own_type(s)).bytes < 4 ? DType::kF32 : own_type(s);
+  }
 
   // ---- In which type gradients travel ----
   DType own_type(int32_t s) const { return dag_.graph.value(result_of(s)).type.dtype; }
@@ -205,6 +222,8 @@ class Expander {
   template <class Round>
   ValueId add_all(int32_t s, const std::vector<ItemId>& members, const Round& round);
   ItemId add_in_blocks(int32_t s, const std::vector<ItemId>& members);
+  // Returns a replica's term as it travels in the first round.
+  ValueId rounded(int32_t s, ValueId term);
 
   // Reduces round `r` of several sums, as one message.
   std::vector<ItemId> reduce(const std::vector<int32_t>& sums, const std::vector<ItemId>& totals,

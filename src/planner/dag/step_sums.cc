@@ -76,10 +76,19 @@ void add_sums(Dag& dag, const DagSpec& spec) {
     for (const int64_t use : node.attrs.integers("into"))
       sum.into.push_back(static_cast<int32_t>(use));
     for (SumRound& round : rounds) sum.rounds.push_back(round_of(dag, std::move(round)));
+    sum.each_micro = spec.each_micro.contains(sum.name);
     const auto twin = spec.twin_of.find(sum.name);
     if (twin != spec.twin_of.end()) sum.twin = twin->second;
     if (sum.twin.empty() && spec.mesh.empty()) leave_twins(dag, sum);  // else find_twins does
   }
+}
+
+bool rounds_in_micros(const Dag& dag, const Sum& sum) {
+  if (!sum.each_micro) return false;
+  const SumRound& first = dag.rounds[static_cast<size_t>(sum.rounds[0])];
+  const DType own = dag.graph.value(sum.value).type.dtype;
+  return first.scaled != Scaled::kNone || info(own).bytes < 4 ||
+         info(first.dtype.value_or(own)).bytes < 4;
 }
 
 }  // namespace piper
