@@ -130,30 +130,18 @@ class EffectsWalk : public BufferWalk<uint64_t> {
       }
       combined_.emplace_back(combine.arg, all);
     }
-    if (!combined_.empty())
-      note_rounded(place, model_.cells[place.cell].role->programs[step.program]);
+    if (!combined_.empty() && !effects_.rounds)
+      effects_.rounds = rounds_terms(model_.cells[place.cell].role->programs[step.program]);
     for (const int32_t arg : program.written) held(place, args[arg]) = after[arg];
     for (const auto& [arg, symbol] : combined_) held(place, args[arg]) = symbol;
     add(place, one, args, after);
   }
-  // Notes how a program rounds terms before it adds them up.
-  void note_rounded(Spot place, const Program& program) {
-    std::map<int32_t, int32_t> of;  // by value: the argument that it is of another shape
-    for (const ProgramOp& op : program.ops) {
-      const int32_t from = op.inputs.empty() ? -1 : op.inputs[0];
-      const auto known = of.find(from);
-      const int32_t arg = known != of.end() ? known->second : from;
-      if (op.op == "Reshape") of[op.outputs[0]] = arg;
-      if (arg < 0 || arg >= program.num_args) continue;
-      const TensorType& made = program.values[op.outputs[0]];
-      const bool is_half_cast = op.op == "Cast" && is_half(made.dtype);
-      if (op.op != "ToBlocks" && !is_half_cast) continue;
-      const auto own = added_in_.find(before_[static_cast<size_t>(arg)]);
-      if (is_half_cast && own != added_in_.end() && own->second == made.dtype) continue;
-      const uint64_t how = is_half_cast ? symbol_of(info(made.dtype).name)
-                                        : places_symbol(op.attrs, program.values[from].shape);
-      effects_.rounded.try_emplace(join_symbols(before_[static_cast<size_t>(arg)], how), place);
-    }
+  // Returns whether a program that adds up terms rounds some of them.
+  static bool rounds_terms(const Program& program) {
+    return std::ranges::any_of(program.ops, [&](const ProgramOp& op) {
+      return op.op == "ToBlocks" ||
+             (op.op == "Cast" && is_half(program.values[op.outputs[0]].dtype));
+    });
   }
   // Returns whether another rank along a followed axis adds its part or term of the same
   // contribution, so that this one is not counted again.
@@ -171,7 +159,7 @@ class EffectsWalk : public BufferWalk<uint64_t> {
     for (size_t i = 0; i < one.contributions.size(); ++i) {
       const Contribution& part = one.contributions[i];
       if (again) {
-        hold_sum(place, args[part.arg], part.target);
+        held(place, args[part.arg]) = sum_of(place, part.target);
         continue;
       }
       Effects::Added& sum = block_of(place, one.samples, facts(place).targets[part.target]);
@@ -182,12 +170,8 @@ class EffectsWalk : public BufferWalk<uint64_t> {
       if (known) continue;
       sum.symbol +=
           after[part.arg] - (part.accumulates ? initial_symbol(static_cast<size_t>(part.arg)) : 0);
-      hold_sum(place, args[part.arg], part.target);
+      held(place, args[part.arg]) = sum_of(place, part.target);
     }
-  }
-  void hold_sum(Spot place, int32_t arg, int32_t target) {
-    held(place, arg) = sum_of(place, target);
-    added_in_.try_emplace(held(place, arg), model_.cells[place.cell].role->tensor(arg).type.dtype);
   }
   Effects::Added& block_of(Spot place, const SampleRange& samples, int32_t target) {
     const size_t id = block_id(place, samples);
@@ -283,35 +267,20 @@ class EffectsWalk : public BufferWalk<uint64_t> {
       if (takes_index(one.kind)) made = join_symbols(made, held(members[0], one.args[2]));
     }
     if (parts && info(one.kind).args == ArgForm::kTurns) made = values_.in_turn(made);
-    note_travel(members[0], a, made);
+    const DType type = model_.cells[members[0].cell].role->tensor(one.args[a]).type.dtype;
+    const bool is_rounded = one.scaled != Scaled::kNone || is_half(type);
+    if (info(one.kind).adds && is_rounded && sums_.contains(made)) effects_.rounds = true;
     return one.scaled == Scaled::kNone ? made : in_blocks(members[0], a, made);
   }
-  // Notes whether all terms of a sum over one group travel alike.
-  void note_travel(Spot place, size_t arg, uint64_t symbol) {
-    const Instruction& one = section_.at(place);
-    if (!info(one.kind).adds || !sums_.contains(symbol)) return;
-    const RoleProgram& role = *model_.cells[place.cell].role;
-    for (const int32_t axis : role.groups[one.group].axes)
-      symbol = join_symbols(symbol, static_cast<uint64_t>(axis));
-    const uint64_t how = join_symbols(
-        join_symbols(static_cast<uint64_t>(one.scaled), static_cast<uint64_t>(one.block)),
-        static_cast<uint64_t>(role.tensor(one.args[arg]).type.dtype));
-    const bool is_alike = travels_.try_emplace(symbol, how).first->second == how;
-    if (!is_alike && !effects_.uneven.valid()) effects_.uneven = place;
-  }
-  // Returns the symbol of what travels in blocks. A sum keeps its own; how its terms are rounded is
-  // noted.
+  // Returns the symbol of what travels in blocks. A sum keeps its own:
+  // check_travel() compares how its terms are rounded.
   uint64_t in_blocks(Spot place, size_t arg, uint64_t symbol) {
     const Instruction& one = section_.at(place);
     const RoleProgram& role = *model_.cells[place.cell].role;
     const size_t adds = info(one.kind).adds ? 1 : 0;  // whole and part, or part and whole
     const TensorType& whole = role.tensor(one.args[arg + 1 - adds]).type;
     const int64_t run = num_elements(role.tensor(one.args[arg + adds]).type.shape);
-    if (adds && sums_.contains(symbol)) {
-      const uint64_t places = places_symbol(one.in_blocks(), whole.shape, run);
-      effects_.rounded.try_emplace(join_symbols(symbol, places), place);
-      return symbol;
-    }
+    if (adds && sums_.contains(symbol)) return symbol;
     const uint64_t made = round_in_blocks(symbol, one.in_blocks(), whole.shape, run);
     return whole_ && is_half(whole.dtype) ? values_.rounded(made, info(whole.dtype).name) : made;
   }
@@ -324,10 +293,8 @@ class EffectsWalk : public BufferWalk<uint64_t> {
   Values values_;
   Mail<uint64_t> sent_;
   int32_t first_step_ = 0;
-  std::map<uint64_t, DType> added_in_;    // by sum: the type in which its terms are added up
-  std::map<uint64_t, uint64_t> travels_;  // by sum and axes: the form of its terms on the wire
-  std::vector<uint64_t> sum_symbols_;     // by training step and sum; 0: not computed yet
-  std::unordered_set<uint64_t> sums_;     // the values of sum_symbols_
+  std::vector<uint64_t> sum_symbols_;  // by training step and sum; 0: not computed yet
+  std::unordered_set<uint64_t> sums_;  // the values of sum_symbols_
   std::unordered_map<uint64_t, size_t> block_ids_;
   // By block, and by training step and sum: index in effects_.added, or -1.
   std::vector<std::vector<int32_t>> blocks_;

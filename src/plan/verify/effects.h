@@ -29,10 +29,8 @@ struct Effects {
   std::vector<std::vector<uint64_t>> held;  // by cell and buffer, at the end
   // The symbols of all results, and of the values of which squares are summed.
   std::unordered_set<uint64_t> made, squared;
-  // How terms of sums are rounded to travel, in blocks or to 16 bits, and one place of each.
-  std::map<uint64_t, Spot> rounded;
-  Spot uneven;         // a message with terms of a sum of which others travel in another form
-  WholeShapes shapes;  // in the plan for one device, if whole values are followed
+  bool rounds = false;           // terms of sums, to travel
+  WholeShapes shapes;            // in the plan for one device, if whole values are followed
   std::vector<uint64_t> normed;  // the values whose squares the first norm adds, in order
   // The first computation (except updates) with a result that is not in `known`, and the argument
   // that gets it; and the first that sums squares of another value.

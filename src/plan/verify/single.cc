@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "travel.h"
+
 namespace piper {
 namespace {
 
@@ -165,7 +167,8 @@ class EffectCheck {
     if (effects_.strange_square.valid())
       add("{} sums the squares of another value than one device does",
           name(effects_.strange_square));
-    check_rounded();
+    if (effects_.rounds || single_->effects.rounds)
+      check_travel(model_, section_, *single_, findings_);
     check_states();
     check_reports();
   }
@@ -205,19 +208,6 @@ class EffectCheck {
       else
         add("{} adds to '{}' something else than {} does{}", name(one.last), sum, other, origin());
     }
-  }
-  // Checks that one device rounds terms of replicas in the blocks in which ranks send them.
-  void check_rounded() {
-    if (effects_.uneven.valid())
-      add("{} has terms of a sum of which others travel in another form", name(effects_.uneven));
-    const auto& wanted = single_->effects.rounded;
-    for (const auto& [how, place] : effects_.rounded)
-      if (!wanted.contains(how))
-        return add("{} rounds terms of a sum otherwise than one device does", name(place));
-    for (const auto& [how, place] : wanted)
-      if (!effects_.rounded.contains(how))
-        return add("one device rounds terms of a sum, in {}, which no rank sends so",
-                   name_of(single_->model, single_->section, place));
   }
   void check_states() {
     std::map<std::pair<std::string, DType>, uint64_t> wanted;  // a copy has another type

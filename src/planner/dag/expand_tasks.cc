@@ -202,9 +202,8 @@ ItemId Expander::accumulator(int32_t sum, int32_t use, int32_t micro) const {
   const size_t part =
       static_cast<size_t>(use) * groups_ + static_cast<size_t>(dag_.group_of_micro(micro));
   const int64_t turn =
-      in_turns(sum)
-          ? first_of_round(sum, replica) * dag_.microbatches + micro % dag_.microbatches
-          : replica;
+      in_turns(sum) ? first_of_round(sum, replica) * dag_.microbatches + micro % dag_.microbatches
+                    : replica;
   return sums_[static_cast<size_t>(sum)].parts[part][static_cast<size_t>(turn)];
 }
 
