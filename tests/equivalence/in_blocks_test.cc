@@ -228,6 +228,72 @@ TEST(InBlocks, TermsOf16BitsAreThoseOfOneDevice) {
   EXPECT_FALSE(verified(f16->set, *rounded->single));
 }
 
+// Where terms are rounded is compared, not only to which types: what a term holds then, at which
+// level, and how often.
+TEST(InBlocks, TermsAreRoundedWhereOneDeviceRoundsThem) {
+  NEED_MODEL("mlp");
+  struct Way {
+    std::string gpu, node;
+  };
+  const std::vector<Way> ways{{"f32", "bf16"},
+                              {"bf16", "f32"},
+                              {"bf16", "bf16"},
+                              {"bf16", "f16"},
+                              {"f16", "bf16"},
+                              {"bf16, when: per_microbatch", "f32"},
+                              {"bf16, when: per_microbatch", "bf16"},
+                              {"f32, when: per_microbatch", "bf16"},
+                              {"int8, block: 64, lossy: true", "bf16"},
+                              {"int8, block: 64, lossy: true, when: per_microbatch", "bf16"}};
+  std::vector<Compiled> all;
+  for (const auto& [gpu, node] : ways) {
+    const auto compiled = compiled_with_oracles(
+        "mlp", text_of({"", "node: 2, gpu: 2",
+                        over("gpu", kParts + ", reduce: {dtype: " + gpu + "}") +
+                            over("node", "bucket: 1KiB, reduce: {dtype: " + node + "}")},
+                       2));
+    ASSERT_TRUE(compiled) << gpu << " " << node << print_error(compiled.error());
+    const Status same = same_training("mlp", compiled->set, *compiled->single, 3);
+    EXPECT_TRUE(same) << gpu << " " << node << print_error(same.error());
+    all.push_back(*compiled);
+  }
+  for (size_t a = 0; a < all.size(); ++a)
+    for (size_t b = 0; b < all.size(); ++b) {
+      const auto report = verify_plan_set(all[a].set, &*all[b].single);
+      ASSERT_TRUE(report) << print_error(report.error());
+      EXPECT_EQ(report->findings.empty(), a == b)
+          << ways[a].gpu << ", " << ways[a].node << " as " << ways[b].gpu << ", " << ways[b].node;
+      if (a != b)
+        EXPECT_TRUE(report->findings[0].text.find("rounds terms of 'model.") != std::string::npos);
+    }
+}
+
+// Of many replicas one device plays the first: how that rounds its terms is compared.
+TEST(InBlocks, TheFirstOfManyReplicasRoundsItsTerms) {
+  NEED_MODEL("mlp");
+  const auto of = [](const std::string& sent) {
+    CompileOptions options;
+    options.largest_single = 1;
+    const auto compiled =
+        compile_text("mlp",
+                     text_of({"", "node: 2, gpu: 2",
+                              over("gpu", kParts + ", reduce: {" + sent + "}") +
+                                  over("node", "bucket: 1KiB, reduce: {dtype: f16}")},
+                             2),
+                     kAdamW, options);
+    EXPECT_TRUE(compiled) << sent << print_error(compiled.error());
+    return *compiled;
+  };
+  const Compiled bf16 = of("dtype: bf16"), each = of("dtype: bf16, when: per_microbatch"),
+                 int8 = of("dtype: int8, block: 64, lossy: true"), exact = of("sum: ordered");
+  const std::vector<const Compiled*> all{&bf16, &each, &int8, &exact};
+  for (const Compiled* set : all)
+    for (const Compiled* single : all) {
+      const auto report = verify_plan_set(set->set, &*single->single);
+      EXPECT_EQ(report && report->findings.empty(), set == single);
+    }
+}
+
 // The norm's last bits are those of the runs in which squares are summed.
 TEST(InBlocks, SquaresAreSummedInTheRunsOfOneDevice) {
   NEED_MODEL("mlp");

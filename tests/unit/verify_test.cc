@@ -461,6 +461,36 @@ TEST(Verify, CopiesAreUpdatedAlike) {
                 "copies: 'w.moment' is updated in different ways on rank 0 and on rank 2"}));
 }
 
+// Who gets something in a rotation knows that the member before has begun it, and of no other one.
+TEST(Verify, ARotationIsNoBarrier) {
+  const auto text = [](int64_t rank, const std::string& meets) {
+    return edited(
+        copy_text(rank, {0, 1, 2}),
+        {{"arena=1792", "arena=2048"},
+         {"stream 0 \"compute\"\n", "stream 0 \"compute\"\ngroup 0 \"pp\" axes=[0]\n"},
+         {"program 0 label=\"B\"",
+          fmt::format("buffer 7 \"next\" f32[1,2] step at=1792\nbuffer 8 \"again\" f32[1,2] "
+                      "step at={}\nprogram 0 label=\"B\"",
+                      512 + 256 * rank)},
+         {"    sum_read\n", fmt::format("    sum_read\n  9 {}\n  10 copy args=[1,8]\n", meets)}});
+  };
+  const auto findings = [&](const std::string& meets) {
+    std::vector<std::string> of_memory;
+    for (const std::string& each :
+         findings_of(set_of({text(0, meets), text(1, meets), text(2, meets)}, 1)))
+      if (each.starts_with("memory")) of_memory.push_back(each);
+    return of_memory;
+  };
+  EXPECT_EQ(findings("all_reduce args=[1] group=0"), std::vector<std::string>());
+  std::vector<std::string> known;
+  for (const int rank : {0, 1, 2})
+    known.push_back(fmt::format(
+        "memory: a copy on rank {0} puts 'again' where 'send g{0}' on rank {0} may still "
+        "be sending 'g{0}'",
+        rank));
+  EXPECT_EQ(findings("rotate args=[1,7] group=0 turn=1"), known);
+}
+
 // Long enough for a second thread.
 TEST(Verify, LongPlans) {
   std::string more = "    sum_read\n";

@@ -22,7 +22,9 @@
 //                makes blocks, terms of a sum or whole values as the letters of its loops allow,
 //                collectives turn one into the other, and states, updates and reports get what
 //                they are stated to hold
-//   single       every block of samples adds to each sum what it does on one device, op by op;
+//   single       every block of samples adds to each sum what it does on one device, op by op, and
+//                terms of sums are rounded to the same types, as often and when they hold the same
+//                samples (where one device plays one of several replicas: the first time);
 //                states, parameters and reports start as there and become the same. What ranks
 //                have blocks or terms of is compared as the whole value
 //   microbatch   without a plan for one device, or where ranks have blocks of values: every block

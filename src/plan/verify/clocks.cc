@@ -11,8 +11,9 @@ namespace piper {
 // share a row until the clock changes.
 class Clockwork {
  public:
-  explicit Clockwork(const Section& section)
-      : section_(section),
+  Clockwork(const Model& model, const Section& section)
+      : model_(model),
+        section_(section),
         width_((static_cast<size_t>(section.slots) + kStride - 1) / kStride * kStride),
         now_(static_cast<size_t>(section.slots) * width_, -1),
         learned_(now_.size(), -1),
@@ -35,7 +36,6 @@ class Clockwork {
   }
 
   Clocks run() {
-    std::vector<int32_t> all(width_);
     for (Spot place : section_.order) {
       const int32_t joint = section_.joint[place.cell][place.index];
       if (joint < 0) {
@@ -43,23 +43,52 @@ class Clockwork {
         finish(place);
         continue;
       }
-      std::fill(all.begin(), all.end(), -1);
-      for (Spot member : section_.joints[joint]) {
-        start(member);
-        raise(all.data(), clock(section_.step(member).slot));
-      }
-      for (Spot member : section_.joints[joint]) {
-        const int32_t slot = section_.step(member).slot;
-        raise(clock(slot), all.data());
-        slots_[slot].news = true;
-        finish(member);
-      }
+      meet(section_.joints[joint]);
     }
     return std::move(clocks_);
   }
 
  private:
   static constexpr size_t kStride = 16;
+  // A member has what others send it once these have begun: in a rotation, the member before it. Of
+  // rows, some may send none.
+  void meet(std::span<const Spot> members) {
+    const Instruction& one = section_.at(members[0]);
+    const bool rotates = one.kind == InstructionKind::kRotate;
+    met_.assign(rotates ? members.size() * width_ : width_, -1);
+    for (size_t m = 0; m < members.size(); ++m) {
+      start(members[m]);
+      raise(met_.data() + (rotates ? m * width_ : 0), clock(section_.step(members[m]).slot));
+    }
+    for (const Spot member : members) {
+      const int32_t slot = section_.step(member).slot;
+      const size_t before = rotates ? before_in_turn(members, member) : 0;
+      if (!takes_index(one.kind) && before < members.size()) {
+        raise(clock(slot), met_.data() + before * width_);
+        slots_[slot].news = true;
+      }
+      finish(member);
+    }
+  }
+  // Returns from which of the members another one gets what a rotation moves; how many there are:
+  // from several, where a cell has several ranks of the ring.
+  size_t before_in_turn(std::span<const Spot> members, Spot member) const {
+    const Instruction& one = section_.at(member);
+    const Group& group = model_.cells[member.cell].role->groups[one.group];
+    int64_t ranks = 1;
+    for (const int32_t axis : group.axes) {
+      if (model_.free_axis[axis] && model_.mesh[axis].second > 1) return members.size();
+      ranks *= model_.mesh[axis].second;
+    }
+    const auto position = [&](Spot of) {
+      int64_t at = 0;
+      for (const int32_t axis : group.axes)
+        at = at * model_.mesh[axis].second + model_.cells[of.cell].coordinates[axis];
+      return at;
+    };
+    const int64_t before = ((position(member) - one.turn) % ranks + ranks) % ranks;
+    return static_cast<size_t>(std::ranges::find(members, before, position) - members.begin());
+  }
   struct Copy {
     int32_t uses = 0, row = -1;
   };
@@ -144,12 +173,14 @@ class Clockwork {
     if (--rows_[row].users == 0) free_.push_back(row);
   }
 
+  const Model& model_;
   const Section& section_;
   size_t width_;
   Clocks clocks_;
   std::vector<int32_t> now_;  // by slot: its current clock
   std::vector<int32_t>
       learned_;  // in the same form: of each other slot, the last version of a row that was read
+  std::vector<int32_t> met_;  // of the members of a collective
   std::vector<Slot> slots_;
   std::vector<std::vector<Copy>> copies_;  // by cell and instruction
   std::vector<int32_t> kept_;              // rows
@@ -158,6 +189,8 @@ class Clockwork {
   int32_t versions_ = 0;
 };
 
-Clocks make_clocks(const Section& section) { return Clockwork(section).run(); }
+Clocks make_clocks(const Model& model, const Section& section) {
+  return Clockwork(model, section).run();
+}
 
 }  // namespace piper

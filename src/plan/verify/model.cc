@@ -230,7 +230,7 @@ void check_run(const Model& model, const Section& section, const Single* single,
                Findings& findings, VerifyReport& report) {
   const bool steps = section.parts.back().ends_step;
   std::vector<Part> parts{[&](Findings& found, VerifyReport&) {
-    check_memory(model, section, make_clocks(section), found);
+    check_memory(model, section, make_clocks(model, section), found);
   }};
   // Two parts need the layouts; the first one computes them.
   std::once_flag once;

@@ -287,7 +287,7 @@ class Clocks {
   };
   std::vector<Cell> cells_;
 };
-Clocks make_clocks(const Section& section);
+Clocks make_clocks(const Model& model, const Section& section);
 
 // Checks rule memory: the `staging` that plans state for the host is what they take.
 void check_staging(const Model& model, Findings& findings);

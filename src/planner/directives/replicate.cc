@@ -191,7 +191,9 @@ std::vector<std::string> explain_cut(const Dag& dag, const Spoken& spoken,
   if (replicate.reduce_in.any()) lines.push_back(explain_reduced(dag, spoken, replicate));
   const auto further = explain_further(dag, spoken, ranks, replicate.persist_bytes);
   lines.insert(lines.end(), further.begin(), further.end());
-  if (replicate.reduce == Replicate::When::kMicrobatch && dag.microbatches > 1)
+  const bool rounds =
+      std::ranges::any_of(dag.sums, [&](const Sum& sum) { return rounds_in_micros(dag, sum); });
+  if (replicate.reduce == Replicate::When::kMicrobatch && dag.microbatches > 1 && !rounds)
     lines.push_back(
         "note: the single-device plan adds the same numbers in another order, microbatches before "
         "replicas, and differs by rounding: compare with the uncut one");
