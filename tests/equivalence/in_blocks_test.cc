@@ -242,7 +242,6 @@ TEST(InBlocks, TermsAreRoundedWhereOneDeviceRoundsThem) {
                               {"f16", "bf16"},
                               {"bf16, when: per_microbatch", "f32"},
                               {"bf16, when: per_microbatch", "bf16"},
-                              {"f32, when: per_microbatch", "bf16"},
                               {"int8, block: 64, lossy: true", "bf16"},
                               {"int8, block: 64, lossy: true, when: per_microbatch", "bf16"}};
   std::vector<Compiled> all;

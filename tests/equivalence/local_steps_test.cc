@@ -485,6 +485,27 @@ TEST(LocalStepsNames, AreAnyNamesWithoutSites) {
   ASSERT_TRUE(frozen) << print_error(frozen.error());
 }
 
+TEST(LocalStepsNames, ThoseOfSitesAndOuterStatesAreRefused) {
+  NEED_MODEL("mlp");
+  for (const auto& [to, name] : {std::pair("step", "step"),
+                                 {"outer/step", "outer.step"},
+                                 {"site/0/weight", "site.0.weight"}}) {
+    const Result<Compiled> compiled =
+        compile_text("mlp",
+                     fmt::format("piper: 1\nmesh: {{site: 2}}\n"
+                                 "parameters: [{{rename: {{from: 'model/0/weight', to: '{}'}}}}]\n",
+                                 to) +
+                         "directives:\n" + local_steps(),
+                     "optimizer: {sgd: {lr: 0.1}}", {});
+    ASSERT_FALSE(compiled) << name;
+    EXPECT_NE(compiled.error().message.find(
+                  fmt::format("not supported: a parameter '{}' beside local_steps", name)),
+              std::string::npos)
+        << print_error(compiled.error());
+    EXPECT_GT(compiled.error().at.line, 0);
+  }
+}
+
 TEST(LocalStepsNorms, OfOtherSitesAreFound) {
   NEED_MODEL("mlp");
   const Way& way = *std::ranges::find(kWays, std::string_view("clip"), &Way::name);

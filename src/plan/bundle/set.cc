@@ -104,7 +104,7 @@ Status read_tensor_types(PlanSet& set) {
         return bad_at(path, "buffer '{}' wants the initial value '{}', which is not there",
                       quote_control(tensor.name), quote_control(tensor.init));
       if (found->second->dtype != role.original(tensor).type.dtype ||
-          num_elements(found->second->shape) != num_elements(by_itself(tensor).whole_type().shape))
+          found->second->shape != by_itself(tensor).whole_type().shape)
         return bad_at(path, "'{}' is {}, but buffer '{}' is {}", quote_control(tensor.init),
                       to_string(*found->second), quote_control(tensor.name),
                       to_string(by_itself(tensor).whole_type()));

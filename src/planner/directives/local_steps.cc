@@ -92,6 +92,11 @@ Status check_tag(const Strategy& strategy, const std::string& tag) {
 Status check_graph_of(const Graph& forward, const LocalSteps& local) {
   if (!forward.updates.empty())
     return not_supported(local.at, "a model that keeps running statistics");
+  for (const Param& param : forward.params)
+    if (site_of(param.name) || param.name == "step" || param.name == "outer.step")
+      return not_supported(local.at, fmt::format("a parameter '{}'", quote_control(param.name)))
+          .with_note("states of sites, and of the outer update, have such names")
+          .with_note("help: parameters: [{rename: {from: NAME, to: ANOTHER}}]");
   return ok_status();
 }
 
