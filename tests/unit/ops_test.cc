@@ -266,6 +266,7 @@ const std::map<std::string, std::string> kComparesNames = {
     {"verify/meaning.cc", "which program casts and adds what messages bring"},
     {"verify/scalars.cc", "what the scalars of an update are made of"},
     {"verify/terms.cc", "terms of ops that move elements"},
+    {"verify/travel.cc", "follows terms of sums through casts and blocks"},
     {"verify/values.cc", "values of ops that move elements, of products and of attention"},
     {"verify/whole.cc", "ops whose whole is made of parts otherwise than part by part"},
     {"verify/whole_moves.cc", "whole values of ops that move elements"},
