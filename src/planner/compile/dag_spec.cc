@@ -49,13 +49,22 @@ Status split_passes(const Strategy& strategy, DagSpec& spec) {
   return ok_status();
 }
 
+// Returns whether the first replica by itself rounds its terms as it does beside others.
+bool rounds_terms(const Cut& cut, const Summing& summing) {
+  const auto rounds = [](const SumRound& round) { return round.dtype.has_value(); };
+  return !summing.each_micro.empty() || std::ranges::any_of(cut.rounds, rounds) ||
+         std::ranges::any_of(
+             cut.rounds_of, [&](const auto& of) { return std::ranges::any_of(of.second, rounds); });
+}
+
 }  // namespace
 
 Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making) {
   DagSpec spec;
   spec.microbatches = cut.microbatches;
   if (making.is_oracle() && making.target != Target::kFirst) spec.replicas_in_turn = cut.replicas;
-  spec.rounds = cut.rounds, spec.rounds_of = cut.rounds_of;
+  if (making.target != Target::kFirst || rounds_terms(cut, making.summing))
+    spec.rounds = cut.rounds, spec.rounds_of = cut.rounds_of;
   if (making.is_oracle()) spec.in_blocks = making.in_blocks;
   if (!making.is_single()) spec.in_blocks.reduced.clear();  // it has no terms of replicas
   if (making.trained != nullptr) spec.trained = *making.trained;

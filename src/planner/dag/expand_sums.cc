@@ -143,9 +143,10 @@ ItemId Expander::add_replicas(int32_t s, std::vector<ItemId> totals) {
   for (size_t r = 0; r < totals.size(); ++r) added[r] = !totals[r].valid();
   // What plays one replica only rounds its term all the same.
   if (totals.size() == 1) {
-    if (in_turns(s) || sum(s).rounds.empty()) return totals[0];
+    if (in_turns(s)) return totals[0];
     if (sum(s).in_blocks >= 0) return add_in_blocks(s, totals);
-    return type_in(s, 0) == own_type(s) ? totals[0] : add_rounded(s, totals, type_in(s, 0));
+    const bool rounds = !sum(s).rounds.empty() && type_in(s, 0) != own_type(s);
+    return rounds ? add_rounded(s, totals, type_in(s, 0)) : totals[0];
   }
   for (size_t at = in_turns(s) ? 1 : 0; at < sum(s).rounds.size(); ++at) {
     const int64_t size = round(s, at).size, stride = round(s, at).stride;
