@@ -480,6 +480,18 @@ class Odd(nn.Module):
         products = h.new_ones(3, 4).scatter_reduce(0, groups, self.fc.weight, "prod") + h.new_ones(3, 4).index_reduce(0, groups[:, 0], self.fc.weight, "amax")
         return likely + products.square().mean() + (torch.linalg.qr(self.fc.weight)[0] @ x.mT).tanh().mean()
 
+    def chosen(self, h, x):
+        """Losses and sums of what masks choose, and elements that are put back."""
+        mask, rows = x > 0, x[:, 0] > -0.5
+        labels = torch.where(x[:, 1] > 0, 3, 1)
+        losses = F.mse_loss(h[mask], x[mask]) + F.cross_entropy(h[rows], labels[rows]) + F.smooth_l1_loss(h[rows] * 2, x[rows], reduction="sum")
+        back = torch.zeros_like(h)
+        back[mask] = (h[mask] - x[mask]).square()
+        return losses + back.sin().mean() + (h[mask].sigmoid() + 1).log().sum() + F.log_softmax(h[rows], -1).mean()
+
+    def picked(self, h, x):
+        return h[x > 0].sort()[0].square().mean()
+
     def gammas(self, h, x):
         return torch.polygamma(1, h.exp()).mean()
 
@@ -790,7 +802,7 @@ def main():
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
-                   rolls=["is one of PyTorch: loss"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
+                   rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], picked=["refused: ", "not supported"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
                    keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],
                    raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])
         for kind, words in few.items():

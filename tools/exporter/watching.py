@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm
+from .selection import choose, is_chosen, of_chosen
 
 
 class Watch(TorchFunctionMode):
@@ -34,6 +35,10 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        if any(is_chosen(value) for value in (*args, *kwargs.values())):
+            return of_chosen(func, name, args, kwargs)
+        if name == "__getitem__":
+            return choose(*args)
         if name.rstrip("_") in self.DROPOUT:
             bound = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
             of_alpha = name.startswith(("alpha", "feature_alpha"))
