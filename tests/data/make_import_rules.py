@@ -200,6 +200,9 @@ CASES = [
     as_new("ReduceLogSumExp", [np.array([[-np.inf, -np.inf, -np.inf], [1, 2, -np.inf]], np.float32), Const(ints(1))], dict(opset=18, keepdims=0),
            dict(results=[np.array([-np.inf, 2.3132617], np.float32)])),
     *[case(f"{name}Window", [Const(ints(size, shape=()))], periodic=periodic) for name in ("Hann", "Hamming", "Blackman") for size, periodic in ((7, 1), (8, 0), (1, 1))],
+    *[case("RoiAlign", [floats(2, 3, 6, 5), np.array([[0.5, 1, 3.5, 4], [-3, -2, 2, 2.2], [2, 2, 2.25, 2.5], [3, 1, 9, 8]], np.float32), ints(0, 1, 1, 0)],
+           coordinate_transformation_mode=mode, output_height=2, output_width=3, sampling_ratio=ratio, spatial_scale=scale)
+      for mode, ratio, scale in (("half_pixel", 2, 1.0), ("output_half_pixel", 1, 0.5), ("output_half_pixel", 3, 1.0))],
     *OLDER,
 ]
 print("[")

@@ -343,9 +343,90 @@ Result<Vals> deform_conv(RuleContext& c) {
   return single(c.add(y, bias));
 }
 
+// ---- RoiAlign -----------------------------------------------------------------------------------
+
+// Describes how boxes [r, 4] are cut into `bins` along a dim, with `samples` places in each.
+struct Bins {
+  int64_t size = 0, bins = 0, samples = 0;
+  double scale = 1;
+  bool half = false;  // the first pixel's middle is at 1/2, and boxes may be narrower than a pixel
+};
+
+// Returns what of the places of a dim each bin is made of, [r, bins, size]. `first`: the column of
+// the boxes that says where they begin.
+Result<Val> shares_of_bins(RuleContext& c, const Val& boxes, int64_t first, const Bins& b) {
+  const int64_t r = boxes.shape[0], places = b.bins * b.samples;
+  const double offset = b.half ? 0.5 : 0;
+  PIPER_TRY(c.check_shape({r, places, b.size}));
+  PIPER_ASSIGN(Val begin, c.part(boxes, 1, first, 1));
+  PIPER_ASSIGN(Val end, c.part(boxes, 1, first + 2, 1));
+  PIPER_ASSIGN(begin, times_number(c, begin, b.scale));
+  PIPER_ASSIGN(begin, plus_number(c, begin, -offset));
+  PIPER_ASSIGN(end, times_number(c, end, b.scale));
+  PIPER_ASSIGN(end, plus_number(c, end, -offset));
+  PIPER_ASSIGN(Val extent, c.pointwise("Sub", {end, begin}));
+  if (!b.half) {
+    PIPER_ASSIGN(extent, c.pointwise("Max", {extent, c.number(1, extent)}));
+  }
+  std::vector<double> turns, indices;
+  for (int64_t k = 0; k < places; ++k)
+    turns.push_back((static_cast<double>(k) + 0.5) / static_cast<double>(places));
+  for (int64_t k = 0; k < b.size; ++k) indices.push_back(static_cast<double>(k));
+  PIPER_ASSIGN(Val at, c.mul(extent, numbers_val(turns, {1, places}, boxes.dtype)));
+  PIPER_ASSIGN(at, c.add(at, begin));
+  PIPER_ASSIGN(at, c.reshape(at, {r, places, 1}));
+  // What lies more than a pixel outside is nothing; what lies nearer is on the border.
+  const auto last = static_cast<double>(b.size - 1);
+  PIPER_ASSIGN(const Val after, c.pointwise("GreaterOrEqual", {at, c.number(-1, at)}));
+  PIPER_ASSIGN(const Val before, c.pointwise("LessOrEqual", {at, c.number(last + 1, at)}));
+  PIPER_ASSIGN(const Val inside, c.pointwise("And", {after, before}));
+  PIPER_ASSIGN(at, bounded(c, at, c.number(0, at), c.number(last, at), Bound::kStops));
+  PIPER_ASSIGN(Val share,
+               c.pointwise("Sub", {at, numbers_val(indices, {1, 1, b.size}, boxes.dtype)}));
+  PIPER_ASSIGN(share, c.pointwise("Abs", {share}));
+  PIPER_ASSIGN(share, c.pointwise("Sub", {c.number(1, share), share}));
+  PIPER_ASSIGN(share, c.pointwise("Max", {share, c.number(0, share)}));
+  PIPER_ASSIGN(share, c.pointwise("Where", {inside, share, c.number(0, share)}));
+  PIPER_ASSIGN(share, c.reshape(share, {r, b.bins, b.samples, b.size}));
+  PIPER_ASSIGN(share, c.reduce_sum(share, {2}, false));
+  return times_number(c, share, 1 / static_cast<double>(b.samples));
+}
+
+// Means over bins of boxes: two products, as the dims are sampled apart. No gradient goes to the
+// boxes, as in torchvision.
+Result<Vals> roi_align(RuleContext& c) {
+  PIPER_TRY(c.need(3, 3));
+  const Val &x = c.in(0), &rows = c.in(2);
+  if (x.rank() != 4 || c.in(1).rank() != 2 || c.in(1).shape[1] != 4 || rows.rank() != 1 ||
+      rows.shape[0] != c.in(1).shape[0] || x.dtype != c.in(1).dtype)
+    return c.error("cannot take boxes {} of {}", to_string(c.in(1).shape), to_string(x.shape));
+  if (c.text("mode", "avg") != "avg") return c.error("with mode 'max' is not supported");
+  const std::string middle =
+      c.text("coordinate_transformation_mode", c.opset < 16 ? "output_half_pixel" : "half_pixel");
+  const int64_t samples = c.integer("sampling_ratio", 0);
+  if (samples < 1)
+    return c.error("with a sampling_ratio of {} is not supported: boxes decide how often", samples);
+  Bins b{.samples = samples, .scale = c.real("spatial_scale", 1), .half = middle == "half_pixel"};
+  const Shape out{c.integer("output_height", 1), c.integer("output_width", 1)};
+  PIPER_TRY(c.check_shape({out[0], out[1], samples, samples}));
+  PIPER_ASSIGN(const Val boxes, c.pointwise("Detach", {c.in(1)}));
+  Vals shares;
+  for (const size_t d : {0, 1}) {
+    b.size = x.shape[d + 2];
+    b.bins = out[d];
+    PIPER_ASSIGN(Val share, shares_of_bins(c, boxes, d == 0 ? 1 : 0, b));
+    PIPER_ASSIGN(shares.emplace_back(), c.reshape(share, {boxes.shape[0], 1, b.bins, b.size}));
+  }
+  PIPER_ASSIGN(const Val across, c.transpose(shares[1], {0, 1, 3, 2}));
+  PIPER_ASSIGN(Val y, c.op("Gather", {x, rows}, {{"axis", int64_t{0}}}));
+  PIPER_ASSIGN(y, c.matmul(shares[0], y));
+  return single(c.matmul(y, across));
+}
+
 constexpr ImportRule kSampleRules[] = {
     {"DeformConv", 19, kNewest, deform_conv, "of images of two dims"},
     {"GridSample", 16, kNewest, grid_sample},
+    {"RoiAlign", 10, kNewest, roi_align, "of means, with a known `sampling_ratio`"},
 };
 
 }  // namespace
