@@ -1,6 +1,7 @@
 // Optimizers that take matrices as wholes (Muon, Adafactor) under strategies that cut these: the
 // model trains as on one device.
 #include "equivalence/jobs.h"
+#include "piper/plan/verify.h"
 
 namespace piper {
 namespace {
@@ -14,6 +15,11 @@ const std::string kMuon =
     "[vectors, embeddings], optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}}]";
 const std::string kAdafactor =
     "optimizer: {adafactor: {lr: 0.05, weight_decay: 0.1, eps1: 1e-6}}, clip_norm: 1.0";
+// Matrices of one layer are frozen, those of another one have other settings.
+const std::string kMuonOfSome =
+    "optimizer: {muon: {lr: 0.02, weight_decay: 0.2, nesterov: false}}, ema: {decay: 0.9}, groups: "
+    "[{of: [vectors, embeddings], optimizer: {adamw: {lr: 3e-3, eps: 1e-6, states: [bf16, f32]}}}, "
+    "{match: \"**/h/1/**\", optimizer: {muon: {lr: 0.01, ns_steps: 3}}}]";
 // Lion takes signs, and a bias of keys has a gradient of nothing but rounding: not under Lion.
 const std::string kLion =
     "optimizer: {lion: {lr: 1e-3, weight_decay: 0.1}}, clip_norm: 1.0, groups: [{of: vectors, "
@@ -75,7 +81,7 @@ bool has_models() { return std::filesystem::exists(model_path("gpt-deep", "model
 TEST_P(Optimizers, TrainAsOnOneDevice) {
   if (!has_models()) GTEST_SKIP() << "no models in " << models_folder();
   const Case& c = GetParam();
-  for (const std::string& train : {kMuon, kAdafactor, kLion, kAveraged, kNarrow}) {
+  for (const std::string& train : {kMuon, kAdafactor, kLion, kAveraged, kNarrow, kMuonOfSome}) {
     const bool wide = c.tp > 1;           // where sums differ by rounding
     if (wide && train == kNarrow) break;  // it has no states in f64
     const auto compiled = compile_case(c, train, wide);
@@ -126,6 +132,146 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"zero1_in_zero3", 1, 2, 2, kNestedZero3},
         Case{"experts", 1, 1, 2, "", kExperts, "moe-gshard"}),
     [](const auto& info) { return info.param.name; });
+
+// ---- Directions that are spread over ranks ------------------------------------------------------
+
+bool is_exchange(const Instruction& one) {
+  return one.kind == InstructionKind::kAllToAll && (one.dim < 0 || one.to_dim < 0);
+}
+std::vector<Instruction*> exchanges_of(RoleProgram& role) {
+  std::vector<Instruction*> all;
+  for (Instruction& one : role.body)
+    if (is_exchange(one)) all.push_back(&one);
+  return all;
+}
+int64_t products_of_updates(const RoleProgram& role) {
+  int64_t products = 0;
+  for (const Instruction& one : role.body)
+    if (one.kind == InstructionKind::kCompute && one.pass == TaskPass::kU)
+      for (const ProgramOp& op : role.programs[static_cast<size_t>(one.program)].ops)
+        products += op.op == "MatMul" ? 1 : 0;
+  return products;
+}
+std::string found_in(const PlanSet& set, const Compiled& compiled) {
+  const auto report = verify_plan_set(set, &*compiled.single);
+  if (!report) return print_error(report.error());
+  std::string text;
+  for (const Finding& finding : report->findings) text += finding.rule + " " + finding.text + "\n";
+  return text;
+}
+
+class SpreadDirections : public ::testing::TestWithParam<Case> {};
+
+// An update has two messages, and a rank's products are its part of all.
+TEST_P(SpreadDirections, EachRankComputesItsOwn) {
+  if (!has_models()) GTEST_SKIP() << "no models in " << models_folder();
+  const Case& c = GetParam();
+  const auto compiled = compile_case(c, kMuon, false);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  EXPECT_EQ(found_in(compiled->set, *compiled), "");
+  const int64_t all = products_of_updates(compiled->single->roles[0]);
+  int64_t own = 0;
+  for (RoleProgram& role : compiled->set.roles) {
+    EXPECT_EQ(exchanges_of(role).size(), 2u);
+    own += products_of_updates(role);
+  }
+  EXPECT_EQ(own * c.dp, all);
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, SpreadDirections,
+                         ::testing::Values(Case{"zero1", 1, 2, 1, kZero1},
+                                           Case{"zero2", 1, 4, 1, kZero2},
+                                           Case{"zero3", 1, 2, 1, kZero3},
+                                           Case{"pp_zero3", 2, 2, 1, kZero3},
+                                           Case{"zero1_twice", 1, 2, 2, kNested},
+                                           Case{"zero1_in_zero3", 1, 2, 2, kNestedZero3}),
+                         [](const auto& info) { return info.param.name; });
+
+// Finds the ops with this name in the programs that update.
+std::vector<ProgramOp*> update_ops(RoleProgram& role, std::string_view name) {
+  std::vector<ProgramOp*> ops;
+  for (const Instruction& one : role.body)
+    if (one.kind == InstructionKind::kCompute && one.pass == TaskPass::kU)
+      for (ProgramOp& op : role.programs[static_cast<size_t>(one.program)].ops)
+        if (op.op == name) ops.push_back(&op);
+  return ops;
+}
+
+struct Wrong {
+  const char* name;
+  bool (*change)(RoleProgram& role);  // false: there is nothing to change
+};
+
+class SpreadDirectionsControl : public ::testing::TestWithParam<Wrong> {};
+
+TEST_P(SpreadDirectionsControl, IsFound) {
+  if (!has_models()) GTEST_SKIP() << "no models in " << models_folder();
+  const auto compiled = compile_case({"zero1", 1, 2, 1, kZero1}, kMuon, false);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  PlanSet set = compiled->set;
+  for (RoleProgram& role : set.roles) ASSERT_TRUE(GetParam().change(role));
+  EXPECT_NE(found_in(set, *compiled), "");
+}
+
+bool swap_rows(RoleProgram& role) {  // a matrix is sent to the other rank
+  const auto stacks = update_ops(role, "Concat");
+  if (stacks.empty() || stacks[0]->inputs.size() != 2) return false;
+  std::swap(stacks[0]->inputs[0], stacks[0]->inputs[1]);
+  return true;
+}
+bool repeat_row(RoleProgram& role) {  // both ranks compute one direction
+  const auto stacks = update_ops(role, "Concat");
+  if (stacks.empty()) return false;
+  stacks[0]->inputs[1] = stacks[0]->inputs[0];
+  return true;
+}
+bool take_neighbours(RoleProgram& role) {  // a parameter gets the direction of another one
+  for (ProgramOp* row : update_ops(role, "Slice"))
+    if (row->attrs.integers("starts") == std::vector<int64_t>{0, 0}) {
+      const int64_t columns = row->attrs.integers("ends")[1];
+      row->attrs.set("starts", std::vector<int64_t>{1, 0});
+      row->attrs.set("ends", std::vector<int64_t>{2, columns});
+      return true;
+    }
+  return false;
+}
+bool bring_back_matrix(RoleProgram& role) {  // what came, without the iterations
+  const auto both = exchanges_of(role);
+  if (both.size() != 2 || both[0]->args.size() < 2) return false;
+  both[1]->args[0] = both[0]->args[1];
+  return true;
+}
+bool leave_on_the_rank(RoleProgram& role) {  // runs are not exchanged
+  const auto both = exchanges_of(role);
+  if (both.size() != 2) return false;
+  both[1]->args[1] = both[0]->args[0];
+  return true;
+}
+bool exchange_blocks(RoleProgram& role) {  // as blocks of the two dims of one value
+  const auto both = exchanges_of(role);
+  if (both.size() != 2) return false;
+  both[0]->dim = 1, both[1]->to_dim = 1;
+  return true;
+}
+bool exchange_pairs(RoleProgram& role) {  // two groups of one shape, if there are such
+  const auto both = exchanges_of(role);
+  for (size_t a = 0; !both.empty() && a < both[0]->args.size(); a += 2)
+    for (size_t b = a + 2; b < both[0]->args.size(); b += 2)
+      if (role.tensor(both[0]->args[a]).type == role.tensor(both[0]->args[b]).type) {
+        std::swap(both[0]->args[a], both[0]->args[b]);
+        return true;
+      }
+  return false;
+}
+INSTANTIATE_TEST_SUITE_P(Wrong, SpreadDirectionsControl,
+                         ::testing::Values(Wrong{"swap_rows", swap_rows},
+                                           Wrong{"repeat_row", repeat_row},
+                                           Wrong{"take_neighbours", take_neighbours},
+                                           Wrong{"bring_back_matrix", bring_back_matrix},
+                                           Wrong{"leave_on_the_rank", leave_on_the_rank},
+                                           Wrong{"exchange_blocks", exchange_blocks},
+                                           Wrong{"exchange_pairs", exchange_pairs}),
+                         [](const auto& info) { return info.param.name; });
 
 // The comparison sees another momentum, or another second moment.
 TEST(OptimizersControl, OtherSettingsDiffer) {

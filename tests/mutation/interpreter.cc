@@ -529,8 +529,9 @@ class Interpreter {
     return results;
   }
   // By member what it receives.
-  std::vector<Symbols> moved(const Instruction& one, size_t k,
-                             const std::vector<Choice>& all) const {
+  std::vector<Symbols> moved(Instruction one, size_t k, const std::vector<Choice>& all) const {
+    for (int32_t* dim : {&one.dim, &one.to_dim})  // runs of all members' values are blocks of dim 1
+      if (one.kind == InstructionKind::kAllToAll && *dim < 0) *dim = 1;
     std::vector<Symbols> given, results(all.size());
     for (const Choice& each : all)
       given.push_back(read(ranks_[each.rank], instruction(each).args[k]));

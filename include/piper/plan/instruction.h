@@ -23,7 +23,9 @@ enum class InstructionKind : uint8_t {
   // the flat elements, by position in the group; beyond the whole's end such a run is zero.
   kReduceScatter,
   kAllGather,  // pairs (own part, whole), as one message
-  kAllToAll,   // pairs (own part by `dim`, own part by `to_dim`), as one message
+  // Pairs (own part by `dim`, own part by `to_dim`), as one message. An arg by -1 has flat runs of
+  // as many values as members, [members, n]; the other one is the own value, [1, members × n].
+  kAllToAll,
   kRotate,     // args[1] := args[0] of the member `turn` positions before, in a circle
   kCopy,       // args[0] -> args[1]
   kOwnPart,    // pairs (whole, own part), without communication
@@ -98,7 +100,6 @@ inline constexpr std::array<InstructionDef, kNumInstructionKinds> kInstructions 
      .args = ArgForm::kExchanges,
      .noun = "all-to-all",
      .op = "AllToAll",
-     .within = true,
      .joins = true},
     {.kind = InstructionKind::kRotate,
      .word = "rotate",

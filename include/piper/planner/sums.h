@@ -78,6 +78,9 @@ struct Part {
   Scaled scaled = Scaled::kNone;     // it travels in 8 bits, in blocks of so many elements
   int64_t block = 0;
   int64_t bucket = 0;  // messages hold at least so many bytes of such parameters
+  // Of an exchange: `value` is a run of each of as many values as there are ranks, `param` the
+  // rank's own one of these.
+  bool spreads = false;
   // It is a run of a run, which lies over these axes: of a value (none: of a state by itself).
   ValueId within = {};
   std::vector<int32_t> above = {};

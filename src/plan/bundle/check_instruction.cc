@@ -104,7 +104,7 @@ class InstructionCheck {
     if (takes_pairs(one_.kind) ? one_.dim < 0 && one_.outer != 1
                                : one_.dim != -1 || (!position && one_.outer != 1))
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.dim, one_.outer);
-    if (info(one_.kind).args == ArgForm::kExchanges ? one_.dim < 0 || one_.to_dim == one_.dim
+    if (info(one_.kind).args == ArgForm::kExchanges ? one_.to_dim == one_.dim
                                                     : one_.to_dim != -1 || one_.to_outer != 1)
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.to_dim, one_.to_outer);
     const bool pairs = one_.dim >= 0 && one_.outer % 2 == 0;
@@ -297,8 +297,12 @@ class InstructionCheck {
   bool is_exchanged(size_t arg) const {
     const int64_t members = members_of(role_, one_.group);
     Shape from = type(arg).shape, to = type(arg + 1).shape;
-    return cut_dim(from, one_.to_dim, one_.to_outer, members) &&
-           cut_dim(to, one_.dim, one_.outer, members) && from == to;
+    const int32_t dim = one_.dim < 0 ? 1 : one_.dim, to_dim = one_.to_dim < 0 ? 1 : one_.to_dim;
+    const bool in_runs = one_.dim < 0 || one_.to_dim < 0;
+    if (in_runs && (from.size() != 2 || dim + to_dim != 1 || one_.outer * one_.to_outer != 1))
+      return false;
+    return cut_dim(from, to_dim, one_.to_outer, members) && cut_dim(to, dim, one_.outer, members) &&
+           from == to && (!in_runs || type(arg + (one_.dim < 0 ? 1 : 0)).shape[0] == 1);
   }
 
   Status check_turn() const {

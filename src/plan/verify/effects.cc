@@ -210,7 +210,7 @@ class EffectsWalk : public BufferWalk<uint64_t> {
     const auto [known, is_new] = results_.try_emplace(key);
     if (!is_new) return known->second;
     values_.norm = join_symbols(symbol_of("norm"), static_cast<uint64_t>(step_of(place)));
-    known->second = values_.run(program, before_, added_, cuts);
+    known->second = run(program, cuts);
     for (const uint64_t square : values_.squared) {
       effects_.squared.insert(square);
       if (known_ && !known_->squared.contains(square) && !effects_.strange_square.valid())
@@ -222,6 +222,30 @@ class EffectsWalk : public BufferWalk<uint64_t> {
     if (known_ && !effects_.strange.valid() && section_.at(place).pass != TaskPass::kU)
       look(place, step, known->second);
     return known->second;
+  }
+  // Follows a program that reads values which ranks have each of its own once for each of them.
+  std::vector<uint64_t> run(const Program& program, const CutDims* cuts) {
+    const std::vector<uint64_t>* own = nullptr;  // those of the first argument that is such a value
+    for (const uint64_t symbol : before_)
+      if (const auto known = values_.spreads.find(symbol); !own && known != values_.spreads.end())
+        own = &known->second;
+    if (own == nullptr) return values_.run(program, before_, added_, cuts);
+    std::vector<std::vector<uint64_t>> made;
+    for (size_t rank = 0; rank < own->size(); ++rank) {
+      std::vector<uint64_t> args = before_;
+      for (uint64_t& symbol : args)
+        if (const auto known = values_.spreads.find(symbol); known != values_.spreads.end())
+          symbol = rank < known->second.size() ? known->second[rank] : 0;
+      made.push_back(values_.run(program, args, added_, cuts));
+    }
+    std::vector<uint64_t> after;
+    for (size_t arg = 0; arg < before_.size(); ++arg) {
+      std::vector<uint64_t> all;
+      for (const std::vector<uint64_t>& one : made) all.push_back(one[arg]);
+      const bool same = std::ranges::count(all, all[0]) == std::ssize(all);
+      after.push_back(same ? all[0] : values_.spread(all));
+    }
+    return after;
   }
   // Rows that mask padding, and positions, exist only where ranks have parts.
   bool is_known(uint64_t symbol) const {
@@ -267,6 +291,11 @@ class EffectsWalk : public BufferWalk<uint64_t> {
       if (takes_index(one.kind)) made = join_symbols(made, held(members[0], one.args[2]));
     }
     if (parts && info(one.kind).args == ArgForm::kTurns) made = values_.in_turn(made);
+    if (one.kind == InstructionKind::kAllToAll && one.dim < 0)
+      made = values_.taken_apart(
+          made, model_.cells[members[0].cell].role->tensor(one.args[a]).type.shape[0]);
+    else if (one.kind == InstructionKind::kAllToAll && one.to_dim < 0)
+      made = values_.put_in_rows(made);
     const DType type = model_.cells[members[0].cell].role->tensor(one.args[a]).type.dtype;
     const bool is_rounded = one.scaled != Scaled::kNone || is_half(type);
     if (info(one.kind).adds && is_rounded && sums_.contains(made)) effects_.rounds = true;

@@ -29,6 +29,8 @@ struct Lies {
                 // names something that the rank owns
     kPlaces,    // of the rows of the own block: where each is put among those that are sent
     kSent,      // rows of the own block, put together for the ranks that own what their index names
+    kStack,     // the own runs, over `run`, of `outer` values: a row of each
+    kOwn,       // each rank over `run` has a whole value of its own, of those of a stack
   };
   Kind kind = kUnset;
   // A bit for each dim. kCut: dims that may be the cut one. kWhole: dims along which all elements

@@ -62,7 +62,7 @@ uint32_t find_followed_axes(const PlanSet& set) {
     });
     for_each_instruction(role, [&](const Instruction& one) {
       if (one.group >= 0 &&
-          (one.dim >= 0 || info(one.kind).args == ArgForm::kTurns ||
+          (one.dim >= 0 || one.to_dim >= 0 || info(one.kind).args == ArgForm::kTurns ||
            one.reduction == Reduction::kMax || takes_run(role, one, uses, of_parameters) ||
            gathers_run(role, one, of_parameters)))
         axes |= axes_of(role.groups[one.group]);
@@ -89,7 +89,9 @@ std::string to_string(const Lies& lies, const Shape& shape) {
                                     "begin of the rank's block",
                                     "rows routed by an index",
                                     "places of rows",
-                                    "rows in order of those that own them"};
+                                    "rows in order of those that own them",
+                                    "runs of several values",
+                                    "a value of its own"};
   std::string text;
   for (const Lies& one : lies.readings()) {
     text += fmt::format("{}{}", text.empty() ? "" : " or ", kNames[one.kind]);

@@ -7,6 +7,8 @@ namespace piper {
 
 Lies MovedLayout::made_of(const Lies& from) {
   if (from.kind == Lies::kUnset || from.kind == Lies::kUnknown) return {Lies::kUnknown};
+  if (one_.kind == InstructionKind::kAllToAll && in_stacks()) return spread(from);
+  if (from.kind == Lies::kStack || from.kind == Lies::kOwn) return wrong("cannot move", a_, from);
   switch (one_.kind) {
     case InstructionKind::kAllReduce:
       return reduced(from);
@@ -54,6 +56,7 @@ std::optional<Blocks> MovedLayout::blocks_joined() const {
   return blocks_at(shape(a_), one_.dim, one_.outer, one_.mirrored);
 }
 std::optional<Blocks> MovedLayout::blocks_cut() const {
+  if (one_.kind == InstructionKind::kAllToAll && one_.to_dim < 0) return std::nullopt;
   if (one_.kind == InstructionKind::kAllToAll)
     return blocks_at(together(), one_.to_dim, one_.to_outer, one_.to_mirrored);
   if (info(one_.kind).whole != 0 || one_.dim < 0) return std::nullopt;
@@ -187,6 +190,14 @@ Lies MovedLayout::exchanged(const Lies& from) {
   if (whole.kind == Lies::kUnknown) return whole;
   if (along_axis()) return own_blocks(one_.to_dim, one_.to_outer, one_.to_mirrored);
   return of_each(whole, [&](const Lies& reading) { return cut_beside(reading); });
+}
+
+Lies MovedLayout::spread(const Lies& from) {
+  const Lies stack{Lies::kStack, 0, over_, check_.members(place_)}, own{Lies::kOwn, 0, over_};
+  const bool takes = one_.dim < 0;
+  if (along_axis() ? renewed(from) == (takes ? stack : own) : from.kind == Lies::kWhole)
+    return along_axis() ? (takes ? own : stack) : from;
+  return wrong(takes ? "cannot make values of its own of" : "cannot return runs of", a_, from);
 }
 
 Lies MovedLayout::routed(const Lies& from) {

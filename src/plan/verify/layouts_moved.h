@@ -46,6 +46,9 @@ class MovedLayout {
   // Joins blocks, for an all-gather or for the first half of an all-to-all.
   Lies joined(const Lies& from);
   Lies exchanged(const Lies& from);
+  // Makes own values of stacks of runs, or stacks of own values.
+  Lies spread(const Lies& from);
+  bool in_stacks() const { return one_.dim < 0 || one_.to_dim < 0; }  // of an all-to-all
   // Moves packed rows to the ranks that own what their index names, or back.
   Lies packed_exchanged(Lies rows);
   // Sends rows to the ranks that own what the index names (dispatch), or back to the blocks from

@@ -60,6 +60,8 @@ OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
   };
   const auto has = [&](Lies::Kind kind) { return first(kind) < inputs.size(); };
   if (use->def->draws >= 0 && has(Lies::kFirst)) return draw_blocks(*use);
+  if (has(Lies::kOwn)) return keep_own(*use, first(Lies::kOwn));
+  if (has(Lies::kStack)) return take_row(*use);
   if (has(Lies::kTerms) || has(Lies::kGreatest)) return pass_terms(*use, has(Lies::kGreatest));
   if (has(Lies::kPlaces)) return by_places(*use);
   if (has(Lies::kSent)) return refuse("which reads rows that are on their way");
@@ -67,7 +69,7 @@ OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
   const size_t run = first_of(inputs, [](const Lies& l) { return l.run != 0; });
   if (any([](const Lies& l) { return !l.turn.of.empty(); }))
     return use->rule.merges ? merge_parts(*use) : add_parts(*use);
-  if (run < inputs.size()) return cut_runs(*use, run);
+  if (run < inputs.size()) return op == "Concat" ? stack_runs(*use, run) : cut_runs(*use, run);
   if (has(Lies::kCut)) return cut_blocks(*use, first(Lies::kCut));
   return pass_number(*use, op, first(Lies::kFirst));
 }
@@ -340,6 +342,39 @@ OpLayouts::Made OpLayouts::by_places(const Use& use) {
                   .packed = places.packed};
   if (!rows.fits(sends ? block : sent)) return refuse("which has places of other rows");
   return std::vector<Lies>{sends ? sent : block};
+}
+
+// Flat runs of several values, each [1, n], are put together as the rows of a stack.
+OpLayouts::Made OpLayouts::stack_runs(const Use& use, size_t from) {
+  const LaidOut& first = use.inputs[from];
+  const auto is_row = [&](const LaidOut& one) {
+    return one.lies == Lies{Lies::kCut, 0, first.lies.run} && one.type == first.type;
+  };
+  if (use.types.attrs.integer("axis") != 0 || first.type.shape.size() != 2 ||
+      first.type.shape[0] != 1 || !std::ranges::all_of(use.inputs, is_row))
+    return refuse("which puts together something else than a run of each of several values");
+  return std::vector<Lies>{
+      {Lies::kStack, 0, first.lies.run, static_cast<int64_t>(use.inputs.size())}};
+}
+
+// A row of a stack is the own run of one value.
+OpLayouts::Made OpLayouts::take_row(const Use& use) {
+  const LaidOut& stack = use.inputs[0];
+  const Shape &from = stack.type.shape, &to = use.types.outputs[0].shape;
+  if (use.def->name != "Slice" || from.size() != 2 || from[0] != stack.lies.outer ||
+      to != Shape{1, from[1]})
+    return refuse("which reads runs of several values");
+  return std::vector<Lies>{{Lies::kCut, 0, stack.lies.run}};
+}
+
+// Of values of its own and such as all ranks have, a rank computes values of its own.
+OpLayouts::Made OpLayouts::keep_own(const Use& use, size_t from) {
+  const Lies own = renewed(use.inputs[from].lies);
+  for (const LaidOut& one : use.inputs)
+    if (one.present && one.lies.kind != Lies::kWhole && renewed(one.lies) != own)
+      return refuse("which reads values of its own with parts of others");
+  if (use.def->draws >= 0) return refuse("which draws for values of its own");
+  return std::vector<Lies>(use.types.outputs.size(), own);
 }
 
 // Flat runs pass an op that computes each element by itself: all operands are the same runs, or do

@@ -72,6 +72,9 @@ class OpLayouts {
   static int64_t rows_left(const Use& use, int64_t rows, size_t cut);
   Made pass_number(const Use& use, std::string_view op, size_t from);
   Made pass_terms(const Use& use, bool greatest);
+  Made stack_runs(const Use& use, size_t from);
+  Made take_row(const Use& use);
+  Made keep_own(const Use& use, size_t from);
   Made send_rows(const Use& use, size_t from);
   Made place_rows(const Attrs& attrs, const LaidOut& index);
   Made by_places(const Use& use);

@@ -127,7 +127,8 @@ class StepScalars::Values {
     if (argument(op.inputs[0]) != param) return add("{} updates '{}' from something else", shown);
     const Number* gradient = op.inputs.size() > 1 ? inputs[1] : nullptr;
     const NumberKind wanted = find_op(op.op)->directed ? kDirection : kGradient;
-    if (!gradient || gradient->kind != wanted || gradient->target != of_.model_.gradient_of[id])
+    if (!gradient || gradient->kind != wanted || !gradient->rows.empty() ||
+        gradient->target != of_.model_.gradient_of[id])
       return add("{} updates '{}' with something else than its gradient", shown);
     size_t made = 1;  // outputs, of the states that are there
     for (size_t i = 0; i < states && 2 + i < op.inputs.size(); ++i) {
@@ -183,15 +184,43 @@ class StepScalars::Values {
         terms[1]->size() == 1)
       return {.kind = kMean, .terms = {terms[0]->front(), terms[1]->front()}};
     Number made = of_.made_by(place_, op, inputs, output);
+    if (made.kind == kNone) made = row(op, inputs);
     return made.kind == kNone ? direction(inputs) : made;
+  }
+  // Returns what an op puts together of a row of each of several gradients, or the row that it
+  // takes of such; nothing: it does neither.
+  Number row(const ProgramOp& op, std::span<const Number* const> inputs) const {
+    Number made{.kind = kDirection};
+    const auto shape = [&](int32_t value) { return program_.values[value].shape; };
+    if (op.op == "Concat" && op.attrs.integer("axis") == 0) {
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        const Number* input = inputs[i];
+        if (!input || (input->kind != kGradient && input->kind != kDirection) ||
+            !input->rows.empty() || shape(op.inputs[i]).empty() || shape(op.inputs[i])[0] != 1)
+          return {};
+        made.rows.push_back(input->target);
+      }
+      return made.rows.size() > 1 ? made : Number{};
+    }
+    const std::vector<int64_t> starts = op.attrs.integers("starts");
+    if (op.op != "Slice" || inputs.size() != 1 || !inputs[0] || inputs[0]->rows.empty() ||
+        starts.empty())
+      return {};
+    const std::vector<int32_t>& rows = inputs[0]->rows;
+    if (shape(op.inputs[0])[0] != std::ssize(rows) || shape(op.outputs[0])[0] != 1 ||
+        starts[0] < 0 || starts[0] >= std::ssize(rows))
+      return {};
+    made.target = rows[static_cast<size_t>(starts[0])];
+    return made;
   }
   // Returns what an op makes of one gradient; nothing where it reads none, or several.
   static Number direction(std::span<const Number* const> inputs) {
     Number made;
     for (const Number* input : inputs) {
       if (!input || (input->kind != kGradient && input->kind != kDirection)) continue;
-      if (made.kind != kNone && made.target != input->target) return {};
-      made.kind = kDirection, made.target = input->target;
+      if (made.kind != kNone && (made.target != input->target || made.rows != input->rows))
+        return {};
+      made.kind = kDirection, made.target = input->target, made.rows = input->rows;
     }
     return made;
   }

@@ -36,7 +36,9 @@ struct Number {
   uint64_t symbol = 0;  // equal for equal numbers, on all devices
   uint64_t of = 0;      // kRate: the symbol of the count of updates
   int32_t target =
-      -1;       // kGradient, kDirection: its sum, of which each rank along `cut` has another run
+      -1;  // kGradient, kDirection: its sum, of which each rank along `cut` has another run
+  // kDirection: the sums of its rows, of each of which it has what is made of that.
+  std::vector<int32_t> rows;
   Terms terms;  // kTerms
   uint32_t cut = 0;
   DType exact = DType::kF64;  // kGradient: a type that represents it exactly

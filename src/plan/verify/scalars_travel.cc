@@ -46,7 +46,8 @@ Number StepScalars::direction_of(std::span<const Spot> members, size_t arg) cons
   Number made;
   for (Spot member : members) {
     const Number own = direction_in(member, section_.at(member).args[arg]);
-    if (own.kind == kNone || (made.kind != kNone && own.target != made.target)) return {};
+    const bool same = own.target == made.target && own.rows == made.rows;
+    if (own.kind == kNone || (made.kind != kNone && !same)) return {};
     made = own;
   }
   return made;

@@ -306,6 +306,7 @@ class SumCheck : public BufferWalk<Content> {
   // An all-gather joins shards to the whole value.
   void gather(std::span<const Spot> members, size_t a);
   Content moved(Spot place, int32_t from);
+  void check_exchanged(Spot place, int32_t from);
   bool has_own_terms(Spot place, const Content& content, const Content& first);
   void name_next_value(Spot place, int32_t to, Content& content);
   bool is_next_value(Spot place, int32_t to, const Content& content) const;

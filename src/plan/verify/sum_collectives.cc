@@ -12,12 +12,21 @@ void SumCheck::collective(std::span<const Spot> members) {
     for (const Spot member : members) {
       const std::vector<int32_t>& args = section_.at(member).args;
       const bool own = kind == InstructionKind::kOwnPart;
+      if (kind == InstructionKind::kAllToAll) check_exchanged(member, args[read]);
       put(member, args[written],
           sum   ? *sum
           : own ? part_of(member, args[read], args[written])
                 : moved(member, args[read]));
     }
   });
+}
+
+// Checks that what becomes values of the ranks' own, or was such, is in runs over their group.
+void SumCheck::check_exchanged(Spot place, int32_t from) {
+  const Instruction& one = section_.at(place);
+  if ((one.dim < 0 || one.to_dim < 0) && held(place, from).cut != RunAxes(group(place)))
+    findings_.add("sum", "{} exchanges {}, which is not cut into runs over its group", name(place),
+                  buffer_name(place, from));
 }
 
 // Partial sums whose blocks or rows move between ranks are not followed.

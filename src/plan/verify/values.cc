@@ -353,6 +353,32 @@ uint64_t Values::in_turn(uint64_t symbol) {
   return made;
 }
 
+uint64_t Values::spread(const std::vector<uint64_t>& own) {
+  uint64_t made = symbol_of("spread");
+  for (const uint64_t symbol : own) made = join_symbols(made, symbol);
+  spreads.try_emplace(made, own);
+  return made;
+}
+
+uint64_t Values::taken_apart(uint64_t rows, int64_t ranks) {
+  const auto known = concats.find(rows);
+  std::vector<uint64_t> own;
+  if (known != concats.end() && known->second.axis == 0)
+    for (const auto& [symbol, extent] : known->second.parts)
+      if (extent == 1) own.push_back(symbol);
+  return std::ssize(own) == ranks ? spread(own) : join_symbols(symbol_of("no rows"), rows);
+}
+
+uint64_t Values::put_in_rows(uint64_t own) {
+  const uint64_t made = join_symbols(symbol_of("rows"), own);
+  const auto known = spreads.find(own);
+  if (known == spreads.end()) return made;
+  Joined& joins = concats[made];
+  joins = {};
+  for (const uint64_t symbol : known->second) joins.parts.emplace_back(symbol, 1);
+  return made;
+}
+
 std::optional<uint64_t> Values::of_turn(uint64_t symbol) const {
   const auto known = turns_.find(symbol);
   return known == turns_.end() ? std::nullopt : std::optional(known->second);

@@ -87,6 +87,13 @@ class Values {
     std::vector<std::pair<uint64_t, int64_t>> parts;
   };
   std::unordered_map<uint64_t, Joined> concats;
+  // Returns the symbol of what ranks have each of its own: of rank k the k-th. By the symbol: all.
+  uint64_t spread(const std::vector<uint64_t>& own);
+  std::unordered_map<uint64_t, std::vector<uint64_t>> spreads;
+  // Return the symbols of the values of which a value of `ranks` rows has the runs, as the ranks'
+  // own; and of these runs. Another symbol, if it is no such value.
+  uint64_t taken_apart(uint64_t rows, int64_t ranks);
+  uint64_t put_in_rows(uint64_t own);
   // Describes a row of elements that are one number up to the end of a dim, and another one in its
   // padding.
   struct Row {

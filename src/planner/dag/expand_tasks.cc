@@ -6,6 +6,7 @@
 namespace piper {
 
 Result<Dag> Expander::run() {
+  spread_directions(dag_);
   square_by_runs(dag_);
   for (const Part& part : dag_.parts)
     if (part.param.valid() && part.gather != Gather::kUpdate)

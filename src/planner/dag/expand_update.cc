@@ -146,7 +146,8 @@ void Expander::gather_updated(int32_t cell, std::vector<const Part*> cut) {
 }
 
 void Expander::add_exchanges(const Chunk& chunk) {
-  using Wave = std::tuple<size_t, bool, std::vector<int32_t>>;  // after so many others, how, over
+  // After so many others, how, over.
+  using Wave = std::tuple<size_t, InstructionKind, bool, std::vector<int32_t>>;
   std::map<Wave, Task> tasks;
   const auto from = [](const Part& one) { return gathers(one) ? one.value : one.param; };
   const auto to = [](const Part& one) { return gathers(one) ? one.param : one.value; };
@@ -159,19 +160,21 @@ void Expander::add_exchanges(const Chunk& chunk) {
     if (!is_read || find_item(to(exchange), -1, chunk.cell).valid()) continue;
     for (size_t at = 0; at < before.size(); ++at) {
       const Part& one = *before[at];
-      Task& task = tasks[{at, gathers(one), one.over}];
-      if (gathers(one)) task.stream = one.stream;
+      const InstructionKind kind = one.spreads    ? InstructionKind::kAllToAll
+                                   : gathers(one) ? InstructionKind::kAllGather
+                                                  : InstructionKind::kOwnPart;
+      Task& task = tasks[{at, kind, gathers(one), one.over}];
+      if (is_collective(kind)) task.stream = one.stream;
       task.reads.push_back(ensure(from(one), -1, chunk.cell));
       task.writes.push_back(new_item(to(one), -1, chunk.cell));
     }
   }
   for (auto& [wave, task] : tasks) {
-    const auto& [at, is_gather, over] = wave;
+    const auto& [at, kind, is_gather, over] = wave;
     const std::string& first = dag_.graph.value(dag_.items[task.reads[0].index()].value).name;
-    task.kind = is_gather ? InstructionKind::kAllGather : InstructionKind::kOwnPart;
-    task.cell = chunk.cell, task.group = SmallVector(over);
-    task.label = add_label((is_gather ? "all_gather " : "own parts of ") +
-                           and_more(first, task.reads.size()));
+    task.kind = kind, task.cell = chunk.cell, task.group = SmallVector(over);
+    const std::string what = kind == InstructionKind::kOwnPart ? "own parts of" : to_string(kind);
+    task.label = add_label(fmt::format("{} {}", what, and_more(first, task.reads.size())));
     dag_.tasks.push_back(std::move(task));
   }
 }

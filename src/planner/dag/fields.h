@@ -59,6 +59,7 @@ PIPER_FIELDS(Part) {
   v("scaled", &Part::scaled);
   v("block", &Part::block);
   v("bucket", &Part::bucket);
+  v("spreads", &Part::spreads);
   v("within", &Part::within);
   v("above", &Part::above);
 }

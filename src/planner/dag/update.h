@@ -111,5 +111,8 @@ struct CutUpdate {
   const Shape& own() const { return levels.back().run; }
 };
 std::vector<ValueId> cut_direction(Dag& dag, const CutUpdate& cut);
+// Spreads directions that ranks compute of whole matrices: of as many equal matrices as ranks, each
+// rank computes the direction of one.
+void spread_directions(Dag& dag);
 
 }  // namespace piper

@@ -168,6 +168,10 @@ class CellLowerer {
     instruction.group = group;
     instruction.fast = task.fast;
     instruction.scaled = task.scaled, instruction.block = task.block;
+    if (kind != InstructionKind::kAllToAll) return;
+    const ValueId from = dag_.items[task.reads[0].index()].value;
+    const bool is_own = dag_.graph.value(from).type.shape[0] == 1;  // else runs of all members'
+    (is_own ? instruction.dim : instruction.to_dim) = 0;
   }
 
   // Cuts a sum into messages of at most so many bytes, larger tensors where devices align them.

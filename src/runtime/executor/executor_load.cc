@@ -204,8 +204,11 @@ Exchange exchange_of(const Instruction& from, const TensorType& type, const Shap
   return made;
 }
 
-Status bind_exchanges(State& state, const Instruction& from, std::span<const int64_t> group_sizes,
+// Flat runs of the values of all members, [members, n], are blocks of dim 1.
+Status bind_exchanges(State& state, Instruction from, std::span<const int64_t> group_sizes,
                       Op& op) {
+  for (int32_t* dim : {&from.dim, &from.to_dim})
+    if (*dim < 0) *dim = 1;
   const auto group = static_cast<size_t>(from.group);
   std::vector<Exchange>& exchanges = state.exchanges.emplace_back();
   for (size_t k = 0; k + 1 < from.args.size(); k += 2) {
