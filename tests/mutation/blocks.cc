@@ -95,7 +95,7 @@ Done change_blocks(PlanSet& set, Random& random) {
   const bool joins = one.kind == InstructionKind::kAllGather ||
                      one.kind == InstructionKind::kAllToAll ||
                      one.kind == InstructionKind::kDispatch;
-  const bool other = one.kind == InstructionKind::kAllToAll && below(random, 2) == 0;
+  const bool other = one.to_dim >= 0 && below(random, 2) == 0;
   const Shape& whole = spot->role->tensor(one.args[joins && !other ? 1 : 0]).type.shape;
   int64_t& known = other ? one.to_outer : one.outer;
   const auto outer = other_outer(random, whole[static_cast<size_t>(other ? one.to_dim : one.dim)],

@@ -81,6 +81,10 @@ TEST(RightPlans, OfStatesOverSeveralAxesAreAccepted) {
 TEST(RightPlans, OfTurnsAreAccepted) { accept_right_plans(turns_strategy, kSanitized ? 1 : 6); }
 TEST(RightPlans, OfRowsAreAccepted) { accept_right_plans(rows_strategy, kSanitized ? 3 : 30); }
 
+TEST(RightPlans, OfSpreadDirectionsAreAccepted) {
+  accept_right_plans(spread_strategy, kSanitized ? 2 : 12);
+}
+
 TEST(RightPlans, OfExpertsAreAccepted) {
   accept_right_plans(experts_strategy, kSanitized ? 2 : 20);
 }
@@ -245,6 +249,14 @@ TEST(Mutants, OfTurnsAreCaughtBesideOneDevice) {
 TEST(Mutants, OfExpertsAreCaughtBesideOneDevice) {
   catch_mutants(experts_strategy, doing_mutations(), kSanitized ? 1 : 3, kSanitized ? 1 : 2,
                 kSanitized ? 3 : 40, true);
+}
+
+TEST(Mutants, OfSpreadDirectionsAreCaughtBesideOneDevice) {
+  std::vector<Mutation> all(doing_mutations().begin(), doing_mutations().end());
+  for (const auto& more : {block_mutations(), state_mutations(), exchange_mutations()})
+    all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(spread_strategy, all, kSanitized ? 1 : 6, kSanitized ? 1 : 4, kSanitized ? 5 : 100,
+                true);
 }
 
 // What takes elements from other dims of the same numbers.

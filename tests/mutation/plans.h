@@ -411,6 +411,22 @@ inline std::string experts_strategy(Random& random, size_t microbatches) {
   return text + random_precision(random);
 }
 
+// Directions of two equal matrices, of which each rank computes one; where there are four ranks,
+// three compute the same.
+inline std::string spread_strategy(Random& random, size_t microbatches) {
+  const size_t dp = 2 << pick(random, 2);
+  std::string text = fmt::format(
+      "piper: 1\nmesh: {{dp: {}}}\ntrain: {{global_batch: {}, optimizer: {{muon: {{lr: 0.1, "
+      "ns_steps: "
+      "1}}}}, groups: [{{of: vectors, optimizer: {{sgd: {{lr: 0.1}}}}}}]{}}}\n",
+      dp, dp * microbatches, pick(random, 2) ? ", clip_norm: 1.0" : "");
+  text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
+  return text + fmt::format("  - replicate: {{over: dp{}}}\n",
+                            one_of<const char*>(
+                                random, {", shard: [optimizer]", ", shard: [optimizer, gradients]",
+                                         ", shard: [optimizer, gradients, parameters]"}));
+}
+
 using MakeStrategy = std::string (*)(Random& random, size_t microbatches);
 
 inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy,
@@ -429,6 +445,7 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
                                                     "batch_norm/twice.onnx"};
   const std::initializer_list<const char*> drawing = {"dropout/dynamo.onnx",
                                                       "dropout/torchscript.onnx"};
+  const std::initializer_list<const char*> equal = {"two_tower.onnx"};
   options.model = std::string(PIPER_SOURCE_DIR "/tests/data/") +
                   one_of<const char*>(random, strategy == blocks_strategy    ? layers
                                               : strategy == rows_strategy    ? rows
@@ -437,6 +454,7 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
                                               : strategy == experts_strategy ? experts
                                               : strategy == uncut_strategy   ? uncut
                                               : strategy == drawing_strategy ? drawing
+                                              : strategy == spread_strategy  ? equal
                                                                              : cut);
   options.strategy = folder.write("strategy.yaml", made.strategy);
   options.oracles = oracles;
