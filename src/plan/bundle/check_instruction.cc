@@ -104,7 +104,7 @@ class InstructionCheck {
     if (takes_pairs(one_.kind) ? one_.dim < 0 && one_.outer != 1
                                : one_.dim != -1 || (!position && one_.outer != 1))
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.dim, one_.outer);
-    if (info(one_.kind).args == ArgForm::kExchanges ? one_.to_dim == one_.dim
+    if (info(one_.kind).args == ArgForm::kExchanges ? !has_two_dims()
                                                     : one_.to_dim != -1 || one_.to_outer != 1)
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.to_dim, one_.to_outer);
     const bool pairs = one_.dim >= 0 && one_.outer % 2 == 0;
@@ -125,6 +125,13 @@ class InstructionCheck {
         !(one_.contributions.empty() && one_.combines.empty() && one_.sum_reads.empty()))
       return wrong("it computes nothing, but declares sums");
     return ok_status();
+  }
+
+  // Returns whether an exchange has two dims, or runs of values and dim 0.
+  bool has_two_dims() const {
+    const bool in_runs = one_.dim < 0 || one_.to_dim < 0;
+    return in_runs ? one_.dim + one_.to_dim == -1 && one_.outer == 1 && one_.to_outer == 1
+                   : one_.dim != one_.to_dim;
   }
 
   Status check_slice() const {
@@ -299,10 +306,10 @@ class InstructionCheck {
     Shape from = type(arg).shape, to = type(arg + 1).shape;
     const int32_t dim = one_.dim < 0 ? 1 : one_.dim, to_dim = one_.to_dim < 0 ? 1 : one_.to_dim;
     const bool in_runs = one_.dim < 0 || one_.to_dim < 0;
-    if (in_runs && (from.size() != 2 || dim + to_dim != 1 || one_.outer * one_.to_outer != 1))
+    if (in_runs && (from.size() != 2 || to.size() != 2 || (one_.dim < 0 ? to : from)[0] != 1))
       return false;
     return cut_dim(from, to_dim, one_.to_outer, members) && cut_dim(to, dim, one_.outer, members) &&
-           from == to && (!in_runs || type(arg + (one_.dim < 0 ? 1 : 0)).shape[0] == 1);
+           from == to;
   }
 
   Status check_turn() const {
