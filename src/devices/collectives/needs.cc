@@ -74,6 +74,7 @@ int64_t slot_of(const RoleProgram& role, const Instruction& one, const Sizes& si
           most = std::max(most, sizes.of_stretches(bytes(a), stretches, 1));
       return most;
     case InstructionKind::kAllToAll:
+      if (one.dim < 0 || one.to_dim < 0) return 0;  // blocks travel as they lie
       for (size_t a = 0; a + 1 < one.args.size(); a += 2) most += 2 * bytes(a) + 8 * kAlignment;
       return most;
     case InstructionKind::kDispatch:

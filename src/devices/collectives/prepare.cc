@@ -247,13 +247,22 @@ Result<Stages> Preparer::all_gather(std::span<const Shard> shards) {
 
 Result<Stages> Preparer::all_to_all(std::span<const Exchange> exchanges) {
   int64_t room = 0;
-  for (const Exchange& each : exchanges) room += 2 * aligned(group.size() * each.block_bytes());
-  PIPER_ASSIGN(std::byte * packed, slots.at_least(group.stream, room));
+  for (const Exchange& each : exchanges)
+    if (!each.loops.empty()) room += 2 * aligned(group.size() * each.block_bytes());
+  std::byte* packed = nullptr;
+  if (room > 0) {
+    PIPER_ASSIGN(packed, slots.at_least(group.stream, room));
+  }
   Stages before, after;
   Stage bring;
   for (const Exchange& each : exchanges) {
     const int64_t bytes = each.block_bytes(), half = aligned(group.size() * bytes);
     if (bytes == 0) continue;
+    for (int64_t k = 0; k < group.size() && each.loops.empty(); ++k) {  // as they lie
+      add_block(bring.outgoing, k, const_cast<std::byte*>(each.from) + k * each.from_block, bytes);
+      add_block(bring.incoming, k, each.to + k * each.to_block, bytes);
+    }
+    if (each.loops.empty()) continue;
     before.push_back(move_stage(blocks_move(each, group.size(), packed, true)));
     for (int64_t k = 0; k < group.size(); ++k) {
       add_block(bring.outgoing, k, packed + k * bytes, bytes);
