@@ -75,6 +75,7 @@ class RunAxes {
 struct Content {
   std::vector<SumPart> parts;  // ascending by target and use
   RunAxes cut;                 // none: each rank holds all elements
+  int64_t rows = 1;            // of which each is a run of another value
   // If it is no partial sum: the samples that it was computed from, a set of ids in
   // SumCheck::sets_.
   int32_t from = IdSets::kEmpty;

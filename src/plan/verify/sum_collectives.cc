@@ -32,6 +32,9 @@ void SumCheck::check_exchanged(Spot place, int32_t from) {
 // Partial sums whose blocks or rows move between ranks are not followed.
 Content SumCheck::moved(Spot place, int32_t from) {
   Content content = held(place, from);
+  const Instruction& one = section_.at(place);
+  const bool in_rows = one.kind == InstructionKind::kAllToAll && one.to_dim < 0;
+  content.rows = in_rows ? role(place).tensor(one.args[1]).type.shape[0] : 1;
   content.foreign = content.is_part();
   return content;
 }

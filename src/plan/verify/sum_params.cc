@@ -79,7 +79,7 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
   };
   for (int32_t a : sources) {
     if (!flows_[a].cut.any()) continue;
-    if (flows_[a].cut != before.cut || elements(a) != elements(arg))
+    if (flows_[a].cut != before.cut || elements(a) != elements(arg) * held(place, one.args[a]).rows)
       findings_.add("sum", "{} updates parameter '{}' with {}, which differs between ranks",
                     name(place), shown, buffer_name(place, one.args[a]));
   }

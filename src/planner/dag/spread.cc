@@ -61,6 +61,29 @@ class Spread {
     return ranks;
   }
 
+  // Returns the nodes that read the value, or what such make, each after those that it reads.
+  std::vector<NodeId> read_by(ValueId value) const {
+    std::set<NodeId> all;
+    std::vector<ValueId> open{value};
+    while (!open.empty()) {
+      const ValueId read = open.back();
+      open.pop_back();
+      for (const NodeId reader : index_.readers[read.index()])
+        if (all.insert(reader).second)
+          for (const ValueId made : graph_.node(reader).outputs) open.push_back(made);
+    }
+    std::vector<NodeId> order;
+    const auto visit = [&](NodeId id, const auto& self) -> void {
+      if (all.erase(id) == 0) return;
+      for (const ValueId input : graph_.node(id).inputs)
+        if (input.valid() && graph_.value(input).producer.valid())
+          self(graph_.value(input).producer, self);
+      order.push_back(id);
+    };
+    while (!all.empty()) visit(*all.begin(), visit);
+    return order;
+  }
+
   // Returns the computation that reads what an exchange gathers; nothing: ranks cannot share it, as
   // it reads other values, communicates, makes states, or has a run that ends in padding.
   std::optional<WholeWork> work_of(size_t from) const {
@@ -69,30 +92,25 @@ class Spread {
         num_elements(gather.whole.shape) !=
             ranks_of(gather) * num_elements(graph_.value(gather.value).type.shape))
       return std::nullopt;
-    WholeWork work{.from = from};
+    WholeWork work{.from = from, .nodes = read_by(gather.param)};
     std::map<ValueId, size_t> numbers{{gather.param, 0}};
-    std::set<NodeId> open(index_.readers[gather.param.index()].begin(),
-                          index_.readers[gather.param.index()].end());
-    while (!open.empty()) {
-      const NodeId id = open.extract(open.begin()).value();
+    for (const NodeId id : work.nodes) {
       const Node& node = graph_.node(id);
-      const auto is_known = [&](ValueId input) { return numbers.contains(input); };
       const OpDef& def = *find_op(node.op);
       if (def.collective || def.draws >= 0 || node.outputs.size() != 1) return std::nullopt;
       work.text += node.op + print_attrs(node.attrs);
       for (const ValueId input : node.inputs) {
-        const bool is_constant = input.valid() && graph_.value(input).kind == ValueKind::kConstant;
-        if (input.valid() && !is_known(input) && !is_constant) return std::nullopt;
-        work.text += !input.valid()    ? " -"
-                     : is_known(input) ? fmt::format(" {}", numbers.at(input))
-                                       : fmt::format(" '{}'", graph_.value(input).name);
+        const bool is_made = input.valid() && numbers.contains(input);
+        if (input.valid() && !is_made && graph_.value(input).kind != ValueKind::kConstant)
+          return std::nullopt;
+        work.text += !input.valid() ? " -"
+                     : is_made      ? fmt::format(" {}", numbers.at(input))
+                                    : fmt::format(" '{}'", graph_.value(input).name);
       }
       const ValueId made = node.outputs[0];
       work.text += fmt::format(": {}\n", to_string(graph_.value(made).type));
       if (is_next_.contains(made)) return std::nullopt;
       numbers.emplace(made, numbers.size());
-      work.nodes.push_back(id);
-      open.insert(index_.readers[made.index()].begin(), index_.readers[made.index()].end());
     }
     std::optional<size_t> to;
     for (const auto& [value, number] : numbers)
