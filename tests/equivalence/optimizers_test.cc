@@ -171,7 +171,8 @@ TEST_P(SpreadDirections, EachRankComputesItsOwn) {
   EXPECT_EQ(found_in(compiled->set, *compiled), "");
   const int64_t all = products_of_updates(compiled->single->roles[0]);
   int64_t own = 0;
-  for (RoleProgram& role : compiled->set.roles) {
+  PlanSet set = compiled->set;
+  for (RoleProgram& role : set.roles) {
     EXPECT_EQ(exchanges_of(role).size(), 2u);
     own += products_of_updates(role);
   }
