@@ -162,7 +162,8 @@ std::string found_in(const PlanSet& set, const Compiled& compiled) {
 
 class SpreadDirections : public ::testing::TestWithParam<Case> {};
 
-// An update has two messages, and a rank's products are its part of all.
+// An update has two messages. Ranks together do the products of one device, and less than a tenth
+// of these again, where a shape has fewer matrices than ranks are left.
 TEST_P(SpreadDirections, EachRankComputesItsOwn) {
   if (!has_models()) GTEST_SKIP() << "no models in " << models_folder();
   const Case& c = GetParam();
@@ -176,7 +177,8 @@ TEST_P(SpreadDirections, EachRankComputesItsOwn) {
     EXPECT_EQ(exchanges_of(role).size(), 2u);
     own += products_of_updates(role);
   }
-  EXPECT_EQ(own * c.dp, all);
+  EXPECT_GE(own * c.dp, all);
+  EXPECT_LT(own * c.dp, all + all / 10);
 }
 
 INSTANTIATE_TEST_SUITE_P(Strategies, SpreadDirections,
@@ -214,14 +216,19 @@ TEST_P(SpreadDirectionsControl, IsFound) {
   EXPECT_NE(found_in(set, *compiled), "");
 }
 
+std::vector<ProgramOp*> stacks_of(RoleProgram& role) {
+  std::vector<ProgramOp*> stacks = update_ops(role, "Concat");
+  std::erase_if(stacks, [](const ProgramOp* op) { return op->inputs.size() != 2; });
+  return stacks;
+}
 bool swap_rows(RoleProgram& role) {  // a matrix is sent to the other rank
-  const auto stacks = update_ops(role, "Concat");
-  if (stacks.empty() || stacks[0]->inputs.size() != 2) return false;
+  const auto stacks = stacks_of(role);
+  if (stacks.empty()) return false;
   std::swap(stacks[0]->inputs[0], stacks[0]->inputs[1]);
   return true;
 }
 bool repeat_row(RoleProgram& role) {  // both ranks compute one direction
-  const auto stacks = update_ops(role, "Concat");
+  const auto stacks = stacks_of(role);
   if (stacks.empty()) return false;
   stacks[0]->inputs[1] = stacks[0]->inputs[0];
   return true;
