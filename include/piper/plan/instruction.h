@@ -23,9 +23,7 @@ enum class InstructionKind : uint8_t {
   // the flat elements, by position in the group; beyond the whole's end such a run is zero.
   kReduceScatter,
   kAllGather,  // pairs (own part, whole), as one message
-  // Pairs (own part by `dim`, own part by `to_dim`), as one message. An arg by -1 has flat runs of
-  // as many values as members, [members, n]; the other one is the own value, [1, members × n].
-  kAllToAll,
+  kAllToAll,   // pairs (own part by `dim`, own part by `to_dim`), as one message
   kRotate,     // args[1] := args[0] of the member `turn` positions before, in a circle
   kCopy,       // args[0] -> args[1]
   kOwnPart,    // pairs (whole, own part), without communication
@@ -217,7 +215,8 @@ struct Instruction {
   int64_t outer = 1;
   // Of pairs and kPosition: in every second stretch members count from its end.
   bool mirrored = false;
-  // kAllToAll: of the whole, into what its other part has blocks.
+  // kAllToAll: of the whole, into what its other part has blocks. An arg by -1 (or by `dim` -1) has
+  // flat runs of as many values as members, [members, n]; the other is the own one, [1, members n].
   int32_t to_dim = -1;
   int64_t to_outer = 1;
   bool to_mirrored = false;
