@@ -489,6 +489,7 @@ TEST(LocalStepsNames, ThoseOfSitesAndOuterStatesAreRefused) {
   NEED_MODEL("mlp");
   for (const auto& [to, name] : {std::pair("step", "step"),
                                  {"outer/step", "outer.step"},
+                                 {"outer/step/1", "outer.step.1"},
                                  {"site/0/weight", "site.0.weight"}}) {
     const Result<Compiled> compiled =
         compile_text("mlp",

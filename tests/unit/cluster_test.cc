@@ -314,6 +314,34 @@ TEST(Facts, AreOfTheRankWithTheLeastRoom) {
   EXPECT_GE(lacks.peak_bytes, 90e6);
 }
 
+// The peak that counts is that of the type with most FLOPs in forwards, not of most products.
+TEST(Machine, ThePeakIsOfTheTypeOfMostWork) {
+  std::string programs =
+                  "program 0 label=\"F\" args=3\n  value 0 bf16[128,64] read\n"
+                  "  value 1 bf16[64,32] read\n  value 2 bf16[128,32] written\n"
+                  "  op MatMul in=[0,1] out=[2]\n",
+              body = "  0 compute program=0 args=[6,7,8] pass=\"F\"\n";
+  for (int p = 1; p <= 3; ++p) {  // small ones; and one as large that is no forward
+    programs += fmt::format(
+        "program {0} label=\"{0}\" args=3\n  value 0 f32[{1},64] read\n"
+        "  value 1 f32[64,32] read\n  value 2 f32[{1},32] written\n"
+        "  op MatMul in=[0,1] out=[2]\n",
+        p, p == 3 ? 128 : 4);
+    body += fmt::format("  {0} compute program={0} args=[{1}] pass=\"{2}\"\n", p,
+                        p == 3 ? "3,4,5" : "9,4,10", p == 3 ? "U" : "F");
+  }
+  const PlanSet set =
+      set_of(1, 1, body,
+             "buffer 6 \"b\" bf16[128,64] step at=8060928\nbuffer 7 \"c\" bf16[64,32] step "
+             "at=8077312\nbuffer 8 \"d\" bf16[128,32] step at=8081408\nbuffer 9 \"e\" f32[4,64] "
+             "step at=8089600\nbuffer 10 \"f\" f32[4,32] step at=8090624\n" +
+                 programs);
+  ASSERT_EQ(set.roles.size(), 1u);
+  Cluster cluster = read_text(kTwoByTwo);
+  cluster.devices[0].flops[static_cast<size_t>(DType::kBF16)] = 7e12;
+  EXPECT_EQ(facts_of(cluster, set).peak_flops, 7e12);
+}
+
 // ---- Places -------------------------------------------------------------------------------------
 
 std::vector<int64_t> places_of(const Cluster& cluster, const PlanSet& set) {

@@ -33,6 +33,10 @@ Result<std::vector<double>> program_flops(const RoleProgram& role);
 // of it.
 Result<double> model_flops(const RoleProgram& role);
 
+// Returns the type of the operands of most products of the model, by FLOPs: the type whose peak the
+// rank's device has for them. f32 if there are none.
+Result<DType> type_of_products(const RoleProgram& role);
+
 // Returns the sum over all ranks of what `of_role` finds for the role of each, by one of the above.
 Result<double> flops_of_ranks(const PlanSet& set, Result<double> (*of_role)(const RoleProgram&));
 // Returns the FLOPs that the computations of a step run, whatever they are for.

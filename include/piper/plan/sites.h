@@ -11,4 +11,8 @@ namespace piper {
 // steps a parameter may be called so, too.
 std::string_view name_without_site(std::string_view name, int32_t* site = nullptr);
 
+// Returns whether a state of this name counts outer updates: "outer.step", and "outer.step.1" where
+// there are several.
+bool counts_outer_updates(std::string_view name);
+
 }  // namespace piper

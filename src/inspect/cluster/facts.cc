@@ -1,23 +1,11 @@
 // What reports say of a cluster beside times: memory and peaks.
 #include <algorithm>
-#include <map>
 
 #include "piper/inspect/cluster.h"
+#include "piper/plan/flops.h"
 
 namespace piper {
 namespace {
-
-// Returns the type of most products: the one whose peak counts.
-DType type_of_products(const PlanSet& set) {
-  std::map<DType, int64_t> counts;
-  for (const RoleProgram& role : set.roles)
-    for (const Program& program : role.programs)
-      for (const auto& [type, count] : program.work.products) counts[type] += count;
-  const auto most =
-      std::max_element(counts.begin(), counts.end(),
-                       [](const auto& a, const auto& b) { return a.second < b.second; });
-  return most == counts.end() ? DType::kF32 : most->first;
-}
 
 // Returns the time that the program's products take at the device's peaks.
 double least_time(const ClusterDevice& device, const MeasuredTimes::Measured& program) {
@@ -52,7 +40,11 @@ std::optional<std::string> faster_than_peak(const ClusterDevice& device,
 MachineFacts facts_of(const Cluster& cluster, const PlanSet& set, const MeasuredTimes* profile) {
   MachineFacts facts;
   facts.name = cluster.path.substr(cluster.path.rfind('/') + 1);
-  const DType type = type_of_products(set);
+  std::vector<DType> types;
+  for (const RoleProgram& role : set.roles) {
+    const Result<DType> type = type_of_products(role);
+    types.push_back(type ? *type : DType::kF32);
+  }
   for (int64_t rank = 0; rank < std::min(set.world(), cluster.size()); ++rank) {
     const ClusterDevice& device = cluster.device_of(rank);
     const double memory = device.memory - device.reserve;
@@ -60,7 +52,7 @@ MachineFacts facts_of(const Cluster& cluster, const PlanSet& set, const Measured
     const auto peak = static_cast<double>(set.roles[role].peak_bytes());
     if (rank == 0 || memory - peak < facts.memory - facts.peak_bytes)
       facts.memory = memory, facts.peak_bytes = peak;
-    facts.peak_flops += device.flops[static_cast<size_t>(type)];
+    facts.peak_flops += device.flops[static_cast<size_t>(types[role])];
   }
   if (profile)
     if (auto note = faster_than_peak(cluster.device_of(0), *profile))

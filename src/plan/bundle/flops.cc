@@ -2,6 +2,7 @@
 #include "piper/plan/flops.h"
 
 #include <algorithm>
+#include <map>
 
 #include "piper/ir/ops.h"
 
@@ -248,6 +249,24 @@ Result<double> model_flops(const RoleProgram& role) {
     if (one.kind == InstructionKind::kCompute && one.pass == TaskPass::kF)
       forward += by_program[static_cast<size_t>(one.program)];
   return 3 * forward;
+}
+
+Result<DType> type_of_products(const RoleProgram& role) {
+  std::vector<int64_t> runs(role.programs.size());
+  for (const Instruction& one : role.body)
+    if (one.kind == InstructionKind::kCompute && one.pass == TaskPass::kF)
+      ++runs[static_cast<size_t>(one.program)];
+  std::map<DType, double> flops;
+  for (size_t p = 0; p < runs.size(); ++p)
+    for (const ProgramOp& op : role.programs[p].ops) {
+      if (runs[p] == 0) break;
+      PIPER_ASSIGN(const OpWork work, work_of(role.programs[p], op));
+      if (work.kind != OpWork::kElements)
+        flops[work.dtype] += work.flops * static_cast<double>(runs[p]);
+    }
+  const auto most = std::ranges::max_element(
+      flops, [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == flops.end() ? DType::kF32 : most->first;
 }
 
 Result<double> run_flops(const RoleProgram& role) {

@@ -16,4 +16,8 @@ std::string_view name_without_site(std::string_view name, int32_t* site) {
   return name.substr(digits + 1);
 }
 
+bool counts_outer_updates(std::string_view name) {
+  return name == "outer.step" || name.starts_with("outer.step.");
+}
+
 }  // namespace piper

@@ -5,6 +5,7 @@
 #include "match.h"
 #include "piper/ir/ops.h"
 #include "piper/ir/optimizers.h"
+#include "piper/plan/sites.h"
 #include "piper/planner/directives.h"
 
 namespace piper {
@@ -93,7 +94,7 @@ Status check_graph_of(const Graph& forward, const LocalSteps& local) {
   if (!forward.updates.empty())
     return not_supported(local.at, "a model that keeps running statistics");
   for (const Param& param : forward.params)
-    if (site_of(param.name) || param.name == "step" || param.name == "outer.step")
+    if (site_of(param.name) || param.name == "step" || counts_outer_updates(param.name))
       return not_supported(local.at, fmt::format("a parameter '{}'", quote_control(param.name)))
           .with_note("states of sites, and of the outer update, have such names")
           .with_note("help: parameters: [{rename: {from: NAME, to: ANOTHER}}]");

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 
 #include "comparison.h"
 #include "piper/devices/registry.h"
@@ -27,26 +26,13 @@ Program square_product() {
   return program;
 }
 
-// Returns the type of the operands of most of the role's products, by FLOPs.
-Result<DType> most_multiplied(const RoleProgram& role) {
-  std::map<DType, double> flops;
-  for (const Program& program : role.programs)
-    for (const ProgramOp& op : program.ops) {
-      PIPER_ASSIGN(const OpWork work, work_of(program, op));
-      if (work.kind == OpWork::kProduct) flops[work.dtype] += work.flops;
-    }
-  const auto most = std::ranges::max_element(
-      flops, [](const auto& a, const auto& b) { return a.second < b.second; });
-  return most == flops.end() ? DType::kF32 : most->first;
-}
-
 }  // namespace
 
 Result<double> peak_of(const JobOptions& options, const Cores& cores, const RoleProgram& role) {
   if (!options.mfu || options.peak_flops > 0) return options.mfu ? options.peak_flops : 0;
   PIPER_ASSIGN(const BackendKind* kind, find_backend(options.backend));
   if (kind->peak != nullptr) {
-    PIPER_ASSIGN(const DType dtype, most_multiplied(role));
+    PIPER_ASSIGN(const DType dtype, type_of_products(role));
     return kind->peak({.place = cores.place, .ranks = cores.ranks, .is_process = cores.is_process},
                       dtype);
   }

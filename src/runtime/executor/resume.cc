@@ -53,7 +53,7 @@ bool counts_afresh(const StartOptions& asked, const Loading& loading) {
 
 // A parameter or buffer of the model may have any name.
 bool is_count(const std::string& name) {
-  return name == "step" || name == "updates" || name == "outer.step";
+  return name == "step" || name == "updates" || counts_outer_updates(name);
 }
 bool is_loss_scale(const std::string& name) {
   return name == "loss_scale" || name == "loss_scale.good";
