@@ -7,6 +7,7 @@
 #include <map>
 
 #include "evaluate.h"
+#include "ops/expand.h"
 #include "piper/base/data.h"
 #include "piper/frontend/autodiff.h"
 #include "piper/frontend/import.h"

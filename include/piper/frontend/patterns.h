@@ -6,8 +6,6 @@
 // documentation.
 #pragma once
 
-#include <functional>
-
 #include "piper/ir/graph.h"
 
 namespace piper {
@@ -45,13 +43,5 @@ Result<Recognised> recognise(Graph graph);
 //
 // After sharding, which cuts the ops apart; requires and ensures what sharding ensures.
 Graph round_once(Graph step);
-
-// Writes composites, backward ones too, in primitive ops where `wanted` says so: those that a
-// backend lacks. Values change by rounding only. Requires and ensures a graph that check_graph
-// accepts.
-Result<Graph> expand_composites(Graph graph,
-                                const std::function<bool(std::string_view op)>& wanted);
-// Returns the ops that can be written out, sorted.
-std::vector<std::string_view> expandable_ops();
 
 }  // namespace piper

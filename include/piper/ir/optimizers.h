@@ -33,6 +33,12 @@ struct DirectionUse {
   std::function<void(ValueId state, ValueId next)> set;
 };
 
+// A state with this after its parameter's name is the parameter's average.
+inline constexpr std::string_view kAverage = ".ema";
+inline std::string average_of(std::string_view param) {
+  return std::string(param).append(kAverage);
+}
+
 struct OptimizerDef {
   std::string_view name, doc, op;
   std::vector<OptimizerSetting> settings;

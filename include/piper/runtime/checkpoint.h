@@ -58,12 +58,6 @@ std::vector<CheckpointState> states_of(const PlanSet& set);
 // the set has read them.
 std::vector<NamedTensor> untouched_of(const PlanSet& set);
 
-// A state with this after its parameter's name is the parameter's average.
-inline constexpr std::string_view kAverage = ".ema";
-inline std::string average_of(std::string_view param) {
-  return std::string(param).append(kAverage);
-}
-
 struct Checkpoint {
   int64_t step = 0;     // so many steps are done
   int64_t samples = 0;  // consumed by them, of the job's order of samples

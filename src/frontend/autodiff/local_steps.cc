@@ -242,7 +242,7 @@ class OuterStep {
     for (const StateUpdate& update : step.updates)
       states.emplace(step.value(update.state).name, update.state);
     for (const Param& param : step.params)
-      if (const auto average = states.find(param.name + ".ema"); average != states.end()) {
+      if (const auto average = states.find(average_of(param.name)); average != states.end()) {
         const Value& from = step.value(param.value);
         Value& to = step.value(average->second);
         to.data = from.data, to.fill = from.fill;

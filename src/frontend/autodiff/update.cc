@@ -94,7 +94,7 @@ class Update {
       for (const OptimizerSetting& setting : def.settings)
         if (setting.fills) graph_.value(states.back()).fill = settings.real(setting.key);
     }
-    if (train_.ema) inputs.push_back(states.emplace_back(add_state(param.name + ".ema", type)));
+    if (train_.ema) inputs.push_back(states.emplace_back(add_state(average_of(param.name), type)));
     inputs.insert(inputs.end(), {rate, clips_[site(param)], count_});
     if (skip_.valid()) inputs.push_back(skip_);
     Attrs attrs = attrs_of(def, settings, spec.count, group.weight_decay);

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "files.h"
+#include "piper/ir/optimizers.h"
 #include "piper/plan/sites.h"
 #include "piper/plan/trained_parts.h"
 #include "piper/plan/windows.h"
@@ -122,7 +123,7 @@ std::vector<std::string> names_of_state(const RoleProgram& role, const Tensor& t
     if (const std::string_view outer = name_without_site(names[n]);
         !outer.empty() && age_of_state(outer) == 0)
       names.push_back(std::string(outer));
-  constexpr std::string_view kAverage = ".ema";  // of a parameter, as whose first values it begins
+  // An average begins as its parameter does.
   if (original.init.empty() && names[0].ends_with(kAverage))
     names.push_back(names[0].substr(0, names[0].size() - kAverage.size()));
   return names;

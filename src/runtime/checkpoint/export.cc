@@ -13,6 +13,7 @@
 #include "boxes.h"
 #include "files.h"
 #include "piper/base/digester.h"
+#include "piper/ir/optimizers.h"
 #include "piper/runtime/checkpoint_tools.h"
 
 namespace piper {

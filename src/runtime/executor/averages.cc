@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "piper/ir/optimizers.h"
 #include "piper/plan/trained_parts.h"
 
 namespace piper {

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "holders.h"
+#include "piper/ir/optimizers.h"
 #include "resume.h"
 
 namespace piper {

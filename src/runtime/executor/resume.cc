@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "holders.h"
+#include "piper/ir/optimizers.h"
 #include "piper/plan/sites.h"
 
 namespace piper {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "expand.h"
+#include "ops/expand.h"
 
 namespace piper::patterns {
 namespace {

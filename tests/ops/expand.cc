@@ -1,10 +1,8 @@
 // Writes composites in primitive ops again.
-#include "expand.h"
+#include "ops/expand.h"
 
 #include <algorithm>
 #include <cmath>
-
-#include "piper/frontend/patterns.h"
 
 namespace piper {
 namespace patterns {
