@@ -226,6 +226,7 @@ class TravelWalk : public BufferWalk<TravelTerm> {
       add(all, term);
       if (++terms == 1) all.exact = exact;
     }
+    if (!all.is_part()) return all;  // the rank that counts has none
     std::vector<int64_t> strides = strides_[all.strides];
     for (const int32_t axis : group.axes) {
       const int64_t ranks = model_.mesh[axis].second, stride = strides[axis];
