@@ -155,7 +155,7 @@ CASES = [
     case("Trilu", [floats(2, 3, 4)], upper=0), case("Trilu", [floats(3, 4), Const(ints(1, shape=()))], upper=1), case("CumSum", [X, Const(ints(1, shape=()))]), case("CumSum", [X, Const(ints(-1, shape=()))], exclusive=1, reverse=1),
     *[case(op, [X, Const(ints(0, -1))], keepdims=k) for op in ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp"] for k in (0, 1)],
     case("ReduceMean", [X]), case("ReduceSum", [X], noop_with_empty_axes=1), case("ReduceLogSum", [floats(2, 3, low=0.5), Const(ints(1))]),
-    case("Softmax", [X], axis=1), case("LogSoftmax", [X]), case("GlobalAveragePool", [floats(2, 3, 4, 4)]), case("AveragePool", [floats(1, 2, 4, 6)], kernel_shape=[2, 3], strides=[2, 3]),
+    case("Softmax", [X], axis=1), case("LogSoftmax", [X]), case("GlobalAveragePool", [floats(2, 3, 4, 4)]), case("AveragePool", [floats(1, 2, 4, 6)], kernel_shape=[2, 3], strides=[2, 3]), case("AveragePool", [floats(1, 2, 4, 6)], kernel_shape=[2, 3], count_include_pad=1),
     case("MaxPool", [floats(1, 2, 5, 4)], kernel_shape=[2, 2], strides=[2, 2]),
     case("MatMul", [X, floats(4, 2)]), case("MatMul", [floats(4), floats(2, 4, 3)]), case("MatMul", [X, floats(4)]), case("MatMul", [floats(4), floats(4, seed=3)]),
     case("Gemm", [floats(3, 2), floats(4, 3, seed=3), floats(4)], transA=1, transB=1, alpha=0.5, beta=2.0), case("Gemm", [floats(2, 3), floats(3, 4)]),

@@ -81,12 +81,13 @@ Result<Val> shares(RuleContext& c, const Windows& w, const Val& x, bool pads_cou
 Result<Vals> average_pool(RuleContext& c) {
   PIPER_ASSIGN(const Windows w, windows(c));
   const Val& x = c.in(0);
+  const bool pads_count = c.integer("count_include_pad", 0) != 0;  // says nothing without pads
   PIPER_ASSIGN(const Val sum, over_windows(c, "ReduceSum", x, w, 0));
   if (!w.padded()) {
     return single(
         c.pointwise("Mul", {sum, c.number(1 / static_cast<double>(num_elements(w.kernel)), sum)}));
   }
-  PIPER_ASSIGN(const Val share, shares(c, w, x, c.integer("count_include_pad", 0) != 0));
+  PIPER_ASSIGN(const Val share, shares(c, w, x, pads_count));
   return single(c.pointwise("Mul", {sum, share}));
 }
 
