@@ -84,6 +84,7 @@ TEST_P(Optimizers, TrainAsOnOneDevice) {
   for (const std::string& train : {kMuon, kAdafactor, kLion, kAveraged, kNarrow, kMuonOfSome}) {
     const bool wide = c.tp > 1;           // where sums differ by rounding
     if (wide && train == kNarrow) break;  // it has no states in f64
+    if (train == kMuonOfSome && c.model == std::string_view("two-tower")) break;  // of no layers
     const auto compiled = compile_case(c, train, wide);
     ASSERT_TRUE(compiled) << train << "\n" << print_error(compiled.error());
     const auto one = compile_case({.name = "one", .model = c.model}, train, wide);

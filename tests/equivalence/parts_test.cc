@@ -115,7 +115,10 @@ TEST_P(Parts, TrainAsOneDeviceDoes) {
     EXPECT_LT(largest_difference(*spread, *uncut), wide ? 1e-12 : 3e-4);
     for (size_t k = 0; k < uncut->losses.size(); ++k)
       EXPECT_NEAR(spread->losses[k], uncut->losses[k], wide ? 1e-12 : 1e-5) << "step " << k;
-    if (!axes) expect_equal_bits(*spread, *single, "single device");
+    // Over two nested axes the norm's squares are added up in other groups.
+    const bool nested = c.mesh.find("node") != c.mesh.npos;
+    if (nested) EXPECT_LT(largest_difference(*spread, *single), wide ? 1e-12 : 1e-6);
+    if (!axes && !nested) expect_equal_bits(*spread, *single, "single device");
   }
 }
 

@@ -46,6 +46,10 @@ std::string to_string(const CudaMachine& machine);
 // for.
 Status cuda_available();
 
+// Sets the variables of the environment by which the driver and NCCL work as plans need it,
+// whatever a job script says. Nobody else may read the environment meanwhile.
+void set_cuda_environment(std::span<const RoleProgram> roles);
+
 // Says what products can reach.
 struct CudaPeak {
   int64_t devices = 0;  // of this machine

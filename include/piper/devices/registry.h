@@ -39,6 +39,9 @@ struct BackendKind {
   Result<std::unique_ptr<Backend>> (*make)(const BackendOptions& options) = nullptr;
   // Whether this machine has what it runs on. Error: what was looked for. Null: every machine has.
   Status (*available)() = nullptr;
+  // Sets what its libraries read of the environment, for these roles: while a process has no other
+  // thread that could read it. Null: nothing.
+  void (*begin)(std::span<const RoleProgram> roles) = nullptr;
   // Whether priorities and SM limits of a plan's streams have an effect.
   bool ranks_streams = false;
   // Whether what it leaves are results.

@@ -30,11 +30,13 @@ CuMemProperties pages_of(int device, bool shares_files, bool is_for_rdma) {
 
 thread_local uint64_t Device::current_ = 0;
 
+void set_connections() {
+  static const bool is_set = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) == 0;
+  static_cast<void>(is_set);
+}
+
 Status start_driver(const Driver& driver) {
-  // Streams that share a way to the device wait for each other. It has 8 unless 32, the most, are
-  // asked for; with 1, which job scripts for other systems ask for, a send waits for each receive
-  // that was queued before it, and two ranks for each other.
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  set_connections();
   PIPER_CU(driver, cuInit, 0);
   return ok_status();
 }

@@ -23,6 +23,11 @@ struct Facts {
   int maps_for_rdma = 0;  // whether adapters of a network may reach mapped memory
 };
 
+// Streams that share a way to the device wait for each other. It has 8 unless 32, the most, are
+// asked for; with 1, which job scripts for other systems ask for, a send waits for each receive
+// that was queued before it, and two ranks for each other. The driver reads this when it is
+// started, which may be before plans are read. Sets it once.
+void set_connections();
 // Starts the driver, which reads the environment of the process the first time.
 Status start_driver(const Driver& driver);
 // Error: there is no driver or no device.

@@ -1,5 +1,7 @@
 // Says which devices and libraries of NVIDIA this machine has, for piper-run --devices and errors.
+#include <algorithm>
 #include <array>
+#include <cstdlib>
 
 #include "device.h"
 #include "libraries.h"
@@ -53,6 +55,19 @@ Result<std::vector<CudaDevice>> devices_of(const Driver& driver) {
 }
 
 }  // namespace
+
+void set_cuda_environment(std::span<const RoleProgram> roles) {
+  cuda::set_connections();
+  // NCCL chooses the algorithm of a collective by its size and would connect members when it first
+  // uses one; told so before a process makes its first communicator, it connects them for all
+  // algorithms when it makes a communicator.
+  if (std::ranges::any_of(roles, has_groups)) setenv("NCCL_RUNTIME_CONNECT", "0", 1);
+  // Calls return before they are done, in no order but that of streams, whatever the environment or
+  // a file of NCCL's says: a host that waits inside NCCL would wait without end for a rank that is
+  // gone, and operations of several streams would wait for each other.
+  setenv("NCCL_COMM_BLOCKING", "0", 1);
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
+}
 
 CudaMachine find_cuda() {
   CudaMachine machine;

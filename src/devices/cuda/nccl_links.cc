@@ -475,15 +475,6 @@ class NcclLinks final : public Links {
 Result<std::unique_ptr<Links>> make_nccl_links(
     Device& device, const FabricSource& source,
     const std::function<void(const std::string&)>& note) {
-  // NCCL chooses the algorithm of a collective by its size and would connect members when it first
-  // uses one; told so before a process makes its first communicator, it connects them for all
-  // algorithms when it makes a communicator.
-  if (has_groups(source.role)) setenv("NCCL_RUNTIME_CONNECT", "0", 1);
-  // Calls return before they are done, in no order but that of streams, whatever the environment or
-  // a file of NCCL's says: a host that waits inside NCCL would wait without end for a rank that is
-  // gone, and operations of several streams would wait for each other.
-  setenv("NCCL_COMM_BLOCKING", "0", 1);
-  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
   PIPER_ASSIGN(const Opened<Nccl>* const nccl, opened<Nccl>());
   int version = 0;
   nccl->functions.ncclGetVersion(&version);

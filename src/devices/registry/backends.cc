@@ -74,6 +74,7 @@ constexpr std::array kKinds = {
     BackendKind{.name = "cuda",
                 .make = make_cuda,
                 .available = cuda_available,
+                .begin = set_cuda_environment,
                 .ranks_streams = true,
                 .sums_fast = true,
                 .kernels = cuda_versions,

@@ -84,6 +84,11 @@ std::string kernels_of(const JobOptions& options) {
   return kind ? (*kind)->kernels() : "";
 }
 
+void begin_backend(const JobOptions& options, const PlanSet& set) {
+  const auto kind = find_backend(options.backend);
+  if (kind && (*kind)->begin) (*kind)->begin(set.roles);
+}
+
 namespace {
 
 // Plans are run whatever table they were made with: nothing but times and bits may differ.

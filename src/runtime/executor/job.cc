@@ -94,6 +94,7 @@ class Job {
         executors_(static_cast<size_t>(set.world())) {}
 
   Result<JobResult> run() {
+    begin_backend(options_, set_);
     std::vector<std::thread> threads;
     try {
       for (int64_t rank = 0; rank < set_.world(); ++rank) {

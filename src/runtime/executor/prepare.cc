@@ -264,6 +264,9 @@ Status prepare(RunOptions& options, Loaded& loaded) {
   if (!is_chosen) options.job.backend = backend_for(loaded.set.roles[0].target);
   options.data.seed = options.seed.value_or(loaded.set.manifest.seed);
   PIPER_TRY(load_later(options, loaded));
+  for (const Loaded* one = &loaded; one != nullptr;
+       one = one->later ? &one->later->loaded : nullptr)
+    begin_backend(options.job, one->set);
   PIPER_TRY(open_sources(options, loaded));
   PIPER_TRY(load_reference(options, loaded));
   for (const Loaded* one = &loaded; one != nullptr;
