@@ -117,7 +117,9 @@ TEST_P(Parts, TrainAsOneDeviceDoes) {
       EXPECT_NEAR(spread->losses[k], uncut->losses[k], wide ? 1e-12 : 1e-5) << "step " << k;
     // Over two nested axes the norm's squares are added up in other groups.
     const bool nested = c.mesh.find("node") != c.mesh.npos;
-    if (nested) EXPECT_LT(largest_difference(*spread, *single), wide ? 1e-12 : 1e-6);
+    if (nested) {
+      EXPECT_LT(largest_difference(*spread, *single), wide ? 1e-12 : 1e-6);
+    }
     if (!axes && !nested) expect_equal_bits(*spread, *single, "single device");
   }
 }
