@@ -517,7 +517,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "  - recompute: {ops: [Gelu]}\n  - recompute: {where: {stage: 1}}\n  - order",
                     "12:5: recompute: Gelu at 'model/h/2' is chosen twice"},
         BadStrategy{"recompute_nothing", "  - order", "  - recompute: {ops: [Gather]}\n  - order",
-                    "11:5: recompute: the backward pass reads nothing that these 2 ops make"},
+                    "11:5: recompute: the backward pass reads nothing that these 1 ops make"},
         BadStrategy{"recompute_micro", "  - order", "  - recompute: {where: {mb: 9}}\n  - order",
                     "11:25: recompute: matches no forward op of the microbatches 0 to 3"},
         BadStrategy{"regions", "layer * 2 / layers\"}", "(layer + 1) % 2\"}",
