@@ -1,6 +1,9 @@
 // Writes files of tensors for other programs, so that readers find a whole one.
 #include "files.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -21,6 +24,20 @@ Status check_new(const std::string& file, bool replace) {
       .with_note("help: --force writes over it");
 }
 
+namespace {
+
+// Makes what was written last, before the file takes the place of an older one.
+Status flush_file(const std::string& file) {
+  const int opened = open(file.c_str(), O_RDONLY | O_CLOEXEC);
+  const bool flushed = opened >= 0 && fsync(opened) == 0;
+  const int problem = errno;
+  if (opened >= 0) close(opened);
+  if (flushed) return ok_status();
+  return fail("cannot write '{}': {}", file, std::strerror(problem)).with_code(ExitCode::kStorage);
+}
+
+}  // namespace
+
 Status write_checked(const std::string& file, std::span<const NamedTensor> expected,
                      const std::function<Result<std::string>(const std::string&)>& write) {
   const std::string built = file + ".partial";
@@ -28,6 +45,7 @@ Status write_checked(const std::string& file, std::span<const NamedTensor> expec
   std::filesystem::remove(built, ignored);  // what a run that was killed has left
   const auto write_and_compare = [&]() -> Status {
     PIPER_ASSIGN(const std::string written, write(built));
+    PIPER_TRY(flush_file(built));
     PIPER_ASSIGN(const Bytes back, map_file(built));
     PIPER_ASSIGN(const std::vector<NamedTensor> read, read_safetensors(built));
     const bool same = std::equal(read.begin(), read.end(), expected.begin(), expected.end(),

@@ -103,12 +103,12 @@ Status cut_lines(const std::string& path, int64_t step) {
 // Returns whether the job goes on with the run that the file ends with, so that what this one tells
 // of steps beyond the checkpoint is cut. A job that is started again before its first checkpoint is
 // still the same one if it runs the same plans. An evaluation and a branch are no such jobs.
-bool goes_on(const std::string& path, const RunOptions& options, const PlanSet& set) {
+bool goes_on(const Earlier& earlier, const RunOptions& options, const PlanSet& set) {
   using How = StartOptions::How;
   const How how = options.start.how;
   if (options.evaluate_only || (how != How::kResume && how != How::kResumeOrStart)) return false;
   return options.job.first_step > 0 ||
-         look_at(path).last.find('"' + set.manifest.set_id + '"') != std::string::npos;
+         earlier.last.find('"' + set.manifest.set_id + '"') != std::string::npos;
 }
 
 // Returns the same line for the same run, whenever it runs.
@@ -133,8 +133,11 @@ Status MetricsFile::open(const std::string& path, const RunOptions& options, con
   path_ = path;
   std::error_code ignored;
   const bool is_there = fs::is_regular_file(path, ignored);
-  if (is_there && goes_on(path, options, set)) PIPER_TRY(cut_lines(path, options.job.first_step));
-  const Earlier earlier = is_there ? look_at(path) : Earlier();
+  Earlier earlier = is_there ? look_at(path) : Earlier();
+  if (is_there && goes_on(earlier, options, set)) {
+    PIPER_TRY(cut_lines(path, options.job.first_step));
+    earlier = look_at(path);
+  }
   file_ = std::fopen(path.c_str(), "a");
   if (file_ == nullptr) return broken();
   return write((earlier.whole ? "" : "\n") + run_line(earlier.runs + 1, options, set));
