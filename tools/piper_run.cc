@@ -188,7 +188,7 @@ piper::Status take_switches(Flags& flags) {
   return piper::ok_status();
 }
 
-// What is trained, on what, under which plans.
+// Adds the flags that say what is trained, on which data, under which plans.
 void add_source_flags(CLI::App& app, Flags& flags) {
   piper::RunOptions& run = flags.run;
   app.add_option("plan", flags.plans,
@@ -240,7 +240,7 @@ void add_evaluation_flags(CLI::App& app, Flags& flags) {
       ->needs("--eval-data");
 }
 
-// The order of samples, and the files that a run leaves.
+// Adds the flags of the order of samples, and of the files that a run leaves.
 void add_output_flags(CLI::App& app, Flags& flags) {
   piper::RunOptions& run = flags.run;
   app.add_option("--seed", run.seed, "seed of the shuffling (default: the strategy's)")
@@ -274,7 +274,7 @@ void add_output_flags(CLI::App& app, Flags& flags) {
       ->type_name("FILE.json");
 }
 
-// What ends a job, and what it is compared with.
+// Adds the flags that say what ends a job, and what it is compared with.
 void add_check_flags(CLI::App& app, Flags& flags) {
   piper::RunOptions& run = flags.run;
   const auto seconds = between(1e-3, 1e9, "a number of seconds from 0.001 to 1e9");
@@ -314,7 +314,7 @@ void add_check_flags(CLI::App& app, Flags& flags) {
       ->check(between(-1e30, 1e30, "a number"));
 }
 
-// How ranks find each other, and what computes.
+// Adds the flags that say how ranks find each other, and what computes.
 void add_device_flags(CLI::App& app, Flags& flags) {
   piper::RunOptions& run = flags.run;
   app.add_option("--rendezvous", run.rendezvous,

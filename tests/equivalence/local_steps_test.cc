@@ -565,31 +565,39 @@ TEST(LocalStepsNorms, OfOtherSitesAreFound) {
 
 // ---- Checkpoints --------------------------------------------------------------------------------
 
-class LocalStepsJobs : public SampleJobs {};
+class LocalStepsJobs : public SampleJobs {
+ protected:
+  // Expects that a job that ends after `part` steps goes on with stages as one that ran on. Plans
+  // and checkpoints have `prefix` before their names: here, there; all, part, rest.
+  static void expect_to_go_on(const std::string& prefix, const std::string& directives,
+                              const std::string& train, int part) {
+    compile(prefix + "here",
+            "mesh: {site: 2}\ndirectives:\n  - split: {dim: batch, into: 6, as: mb}\n" + directives,
+            train);
+    compile(
+        prefix + "there",
+        "include: <1f1b>\nparams: {stages: 2, microbatches: 6}\nmesh: {site: 2}\ndirectives:\n" +
+            directives,
+        train);
+    const auto saved = [&](const char* name) { return path(prefix + name); };
+    const auto whole = run(prefix + "there", "--steps 8 --checkpoint " + saved("all")),
+               first = run(prefix + "here",
+                           fmt::format("--steps {} --checkpoint {}", part, saved("part"))),
+               rest = run(prefix + "there",
+                          "--steps 8 --resume " + saved("part") + " --checkpoint " + saved("rest"));
+    for (const auto& one : {whole, first, rest}) ASSERT_EQ(one.first, 0) << one.second;
+    EXPECT_TRUE(tensors_of(prefix + "rest") == tensors_of(prefix + "all"));
+  }
+};
 constexpr const char* kDecaying =
     "train: {{global_batch: 12, optimizer: {{adamw: {{lr: 2e-3}}}}, ema: {{decay: {}}}}}\n";
 
 // A job that ends between two outer updates goes on with other stages, and one that is killed from
 // its last checkpoint: both end with all states of one that ran on.
 TEST_F(LocalStepsJobs, GoOnElsewhereBetweenOuterUpdates) {
-  const std::string train =
-      "train: {global_batch: 12, clip_norm: 0.5, optimizer: {adamw: {lr: 2e-3}}}\n";
-  compile(
-      "here",
-      "mesh: {site: 2}\ndirectives:\n  - split: {dim: batch, into: 6, as: mb}\n" + local_steps(),
-      train);
-  compile("there",
-          "include: <1f1b>\nparams: {stages: 2, microbatches: 6}\nmesh: {site: 2}\ndirectives:\n" +
-              local_steps(),
-          train);
-  const auto all = run("there", "--steps 8 --checkpoint " + path("all")),
-             part = run("here", "--steps 5 --checkpoint " + path("part")),
-             rest = run("there",
-                        "--steps 8 --resume " + path("part") + " --checkpoint " + path("rest"));
-  for (const auto& one : {all, part, rest}) ASSERT_EQ(one.first, 0) << one.second;
+  expect_to_go_on("", local_steps(),
+                  "train: {global_batch: 12, clip_norm: 0.5, optimizer: {adamw: {lr: 2e-3}}}\n", 5);
   const auto wanted = tensors_of("all");
-  EXPECT_TRUE(tensors_of("rest") == wanted);
-
   const auto killed = run("there", "--steps 8 --every 2 --checkpoint " + path("killed"),
                           "kill@1:7:step"),
              resumed = run("there", "--steps 8 --resume " + path("killed") + " --checkpoint " +
@@ -606,20 +614,8 @@ TEST_F(LocalStepsJobs, GoOnElsewhereBetweenOuterUpdates) {
 
 // The same with fragments: each counts its own updates.
 TEST_F(LocalStepsJobs, InFragmentsGoOnElsewhere) {
-  const std::string train = "train: {global_batch: 12, optimizer: {adamw: {lr: 2e-3}}}\n";
-  compile("fragments_here",
-          "mesh: {site: 2}\ndirectives:\n  - split: {dim: batch, into: 6, as: mb}\n" + fragments(),
-          train);
-  compile("fragments_there",
-          "include: <1f1b>\nparams: {stages: 2, microbatches: 6}\nmesh: {site: 2}\ndirectives:\n" +
-              fragments(),
-          train);
-  const auto all = run("fragments_there", "--steps 8 --checkpoint " + path("fragments_all")),
-             part = run("fragments_here", "--steps 4 --checkpoint " + path("fragments_part")),
-             rest = run("fragments_there", "--steps 8 --resume " + path("fragments_part") +
-                                               " --checkpoint " + path("fragments_rest"));
-  for (const auto& one : {all, part, rest}) ASSERT_EQ(one.first, 0) << one.second;
-  EXPECT_TRUE(tensors_of("fragments_rest") == tensors_of("fragments_all"));
+  expect_to_go_on("fragments_", fragments(),
+                  "train: {global_batch: 12, optimizer: {adamw: {lr: 2e-3}}}\n", 4);
   const auto simulated = run_shell(
       fmt::format("{}/bin/piper-sim {} --cluster {}/strategies/clusters/two-cores.yaml 2>&1",
                   PIPER_BINARY_DIR, path("fragments_here"), PIPER_SOURCE_DIR));

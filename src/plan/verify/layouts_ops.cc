@@ -367,7 +367,7 @@ OpLayouts::Made OpLayouts::take_row(const Use& use) {
   return std::vector<Lies>{{Lies::kCut, 0, stack.lies.run}};
 }
 
-// Of values of its own and such as all ranks have, a rank computes values of its own.
+// A rank that reads values of its own beside such as all ranks have makes values of its own.
 OpLayouts::Made OpLayouts::keep_own(const Use& use, size_t from) {
   const Lies own = renewed(use.inputs[from].lies);
   for (const LaidOut& one : use.inputs)
