@@ -47,12 +47,12 @@ class Candidates {
 
 void show(const Tried& tried, int64_t number) {
   if (!tried.refused.empty())
-    fmt::print(stderr, "{:>4}  refused: {}: {}\n", number, describe(tried.choice),
+    fmt::print(stderr, "{:>4}  refused: {}: {}\n", number, describe(tried),
                quote_control(tried.refused));
   else
     fmt::print(stderr, "{:>4}  {:>9}  {:>9}{}  {}\n", number, human_seconds(tried.step),
                human_bytes(static_cast<int64_t>(tried.peak_bytes)),
-               tried.fits() ? "" : " (does not fit)", describe(tried.choice));
+               tried.fits() ? "" : " (does not fit)", describe(tried));
 }
 
 Result<double> bytes_of(const std::string& text) {

@@ -36,6 +36,23 @@ TEST(Ops, TheTableIsSortedAndComplete) {
   }
 }
 
+TEST(Ops, GraphsHaveTheTypesOfTheTable) {
+  Graph graph;
+  const TensorType type{DType::kF32, {2, 3}};
+  Value x;
+  x.name = "x", x.type = type, x.kind = ValueKind::kInput;
+  Node node;
+  node.op = "Neg", node.name = "y", node.inputs = {graph.add_value(x)};
+  const ValueId y = graph.node(graph.add_node(node, std::vector{type})).outputs[0];
+  EXPECT_TRUE(check_types(graph));
+  graph.value(y).type.shape = {3};
+  const Status wrong = check_types(graph);
+  ASSERT_FALSE(wrong);
+  EXPECT_NE(wrong.error().message.find("is f32[3], and node 'y' (Neg) makes f32[2,3]"),
+            std::string::npos)
+      << wrong.error().message;
+}
+
 TEST(Ops, TypesAgreeWithTheKernels) {
   for_each_use([](const Use& use, std::mt19937_64&) {
     const std::vector<Tensor> outputs = use.run();  // checks the number of bytes

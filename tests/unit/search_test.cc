@@ -345,6 +345,8 @@ TEST_F(SearchTest, SweepsAreTables) {
       folder_.write("mine.yaml",
                     "piper: 1\ninclude: <1f1b>\nparams: {stages: 1, microbatches: 4, dp: 1}\n"
                     "train: {global_batch: 16, optimizer: {adamw: {lr: 1e-3}}}\n");
+  std::vector<std::string> shown;
+  one.progress = [&](const Tried& tried, int64_t) { shown.push_back(describe(tried)); };
   const auto rows = [&](const std::string& params) {
     const auto swept = read_sweep(folder_.write("sweep.yaml", params));
     return swept ? sweep(one, *swept) : swept.error();
@@ -352,6 +354,8 @@ TEST_F(SearchTest, SweepsAreTables) {
   const auto made = rows("piper_sweep: 1\nparams: {stages: [1, 2], microbatches: [4, 8, 5]}\n");
   ASSERT_TRUE(made) << print_error(made.error());
   ASSERT_EQ(made->size(), 6u);
+  ASSERT_EQ(shown.size(), 6u);
+  EXPECT_EQ(shown[4], "stages = 2, microbatches = 8");
   const std::vector<std::string> table = split_text(print_sweep(*made), '\n');
   ASSERT_EQ(table.size(), 8u);
   EXPECT_TRUE(table[0].starts_with("stages  microbatches")) << table[0];

@@ -1,5 +1,5 @@
-// What programs of plans may hold: uses of ops as the table of ops has them, with attributes that
-// are known. Plans are checked when they are read, and kernels rely on it.
+// What graphs and programs of plans may hold: uses of ops as the table of ops has them, with
+// attributes that are known. Plans are checked when they are read, and kernels rely on it.
 #pragma once
 
 #include "piper/ir/ops.h"
@@ -16,5 +16,8 @@ OpTypes use_of(std::span<const TensorType> values, std::span<const int32_t> inpu
 // the op makes in f32, rounded once. With `accumulate` a product is added to one more input, of the
 // result's type.
 Status check_use(std::string_view op, const OpTypes& use);
+
+// Error: a node whose outputs have other types than its op makes of its inputs.
+Status check_types(const Graph& graph);
 
 }  // namespace piper

@@ -70,6 +70,7 @@ struct SearchOptions {
 
 struct Tried {
   SearchChoice choice;
+  std::string params;            // of a sweep, in place of a choice: "stages = 2, dp = 4"
   std::string text;              // the strategy
   double step = 0;               // seconds; 0: it was refused
   double idle = 0, exposed = 0;  // shares of all devices' time, and of a step on the rank with most
@@ -77,6 +78,7 @@ struct Tried {
   std::string refused;                // why
   bool fits() const { return refused.empty() && (memory <= 0 || peak_bytes <= memory); }
 };
+std::string describe(const Tried& tried);
 struct Found {
   std::vector<Tried>
       tried;          // best first: those that fit, then those that do not, then refused ones

@@ -1,6 +1,7 @@
 // The list of patterns in the order in which they run.
 #include "match.h"
 #include "piper/frontend/patterns.h"
+#include "piper/ir/signatures.h"
 
 namespace piper {
 namespace {
@@ -88,6 +89,7 @@ Result<Recognised> recognise(Graph graph) {
   graph = without_dead_nodes(std::move(graph), true);
   result.graph = std::move(graph);
   PIPER_TRY(check_graph(result.graph));
+  PIPER_TRY(check_types(result.graph));
   return result;
 }
 

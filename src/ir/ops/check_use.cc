@@ -81,4 +81,20 @@ Status check_use(std::string_view op, const OpTypes& use) {
   return check_read(*def, use);
 }
 
+Status check_types(const Graph& graph) {
+  for (const Node& node : graph.nodes) {
+    const OpDef* const def = find_op(node.op);
+    if (def == nullptr) return fail("node '{}': there is no op '{}'", node.name, node.op);
+    const Result<std::vector<TensorType>> types = def->types(use_of(graph, node));
+    if (!types) return fail("node '{}' ({}): {}", node.name, node.op, types.error().message);
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      const Value& made = graph.value(node.outputs[i]);
+      if (i < types->size() && (*types)[i] == made.type) continue;
+      return fail("'{}' is {}, and node '{}' ({}) makes {}", made.name, to_string(made.type),
+                  node.name, node.op, i < types->size() ? to_string((*types)[i]) : "nothing");
+    }
+  }
+  return ok_status();
+}
+
 }  // namespace piper

@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <unordered_map>
 
 #include "at.h"
 #include "gathers.h"
@@ -122,7 +123,8 @@ class MessageOrder {
   void add_to(WaitingSum& message, size_t i) {
     const Instruction& one = role_.body[i];
     message.instructions.push_back(i);
-    message.buffers.insert(one.args.begin(), one.args.end());
+    for (int32_t arg : one.args)
+      if (message.buffers.insert(arg).second) ++waiting_[arg];
     if (!info(one.kind).adds) return;
     const auto known = lanes_.find(one.stream);
     const TaskStream& stream = known == lanes_.end() ? dag_.streams[0] : *known->second.stream;
@@ -136,9 +138,15 @@ class MessageOrder {
                     ways * (members - 1) / members * static_cast<double>(bytes) *
                         static_cast<double>(stream.flops_of_byte);
   }
+  // Returns whether a message that waits has the buffer.
+  bool waits(int32_t buffer) const {
+    const auto found = waiting_.find(buffer);
+    return found != waiting_.end() && found->second > 0;
+  }
   // Returns the message that waits and whose buffers the instruction uses; of slices, which keep
   // their order, the last one. Null: it uses none, or several that may change places.
   WaitingSum* waiting_for(const Instruction& one) {
+    if (std::ranges::none_of(one.args, [&](int32_t arg) { return waits(arg); })) return nullptr;
     WaitingSum* last = nullptr;
     for (auto& [s, lane] : lanes_)
       for (WaitingSum& message : lane.waiting) {
@@ -187,13 +195,17 @@ class MessageOrder {
     lane.free_at = std::max(lane.free_at, next.time) + message.time;
     lane.under_way.emplace_back(lane.free_at, message.bytes);
     for (size_t i : message.instructions) order_.push_back(static_cast<int32_t>(i));
-    for (int32_t buffer : message.buffers) there_at_[buffer] = lane.free_at;
+    for (int32_t buffer : message.buffers) {
+      there_at_[buffer] = lane.free_at;
+      --waiting_[buffer];
+    }
   }
 
   // Returns whether the slices before this one of the same tensor have joined a message that sums
   // the tensor over other ranks first. Other slices are messages of their own, and keep their order
   // as they have one turn.
   bool began_behind(const Instruction& slice) const {
+    if (!waits(slice.args[0])) return false;
     for (const auto& [s, lane] : lanes_)
       for (const WaitingSum& message : lane.waiting)
         if (message.buffers.contains(slice.args[0]) &&
@@ -205,8 +217,9 @@ class MessageOrder {
   void send_what_it_uses(const Instruction& one) {
     for (int32_t arg : one.args)
       for (auto& [s, lane] : lanes_)
-        while (std::ranges::any_of(
-            lane.waiting, [&](const WaitingSum& message) { return message.buffers.contains(arg); }))
+        while (waits(arg) && std::ranges::any_of(lane.waiting, [&](const WaitingSum& message) {
+                 return message.buffers.contains(arg);
+               }))
           send_next(lane);
   }
 
@@ -232,10 +245,11 @@ class MessageOrder {
   const RoleProgram& role_;
   const Dag& dag_;
   const std::vector<int64_t> ends_;
-  const Result<std::vector<double>> flops_;  // by program
-  std::map<int32_t, SumLane> lanes_;         // by stream
-  std::map<int32_t, size_t> turns_;          // by buffer
-  std::map<int32_t, double> there_at_;       // by buffer of a message that was sent
+  const Result<std::vector<double>> flops_;       // by program
+  std::map<int32_t, SumLane> lanes_;              // by stream
+  std::map<int32_t, size_t> turns_;               // by buffer
+  std::unordered_map<int32_t, int32_t> waiting_;  // messages that wait, by buffer
+  std::map<int32_t, double> there_at_;            // by buffer of a message that was sent
   std::vector<int32_t> order_;
   double now_ = 0;
 };

@@ -26,9 +26,9 @@ class Cutter {
   }
 
   std::vector<Nodes> run() {
-    if (!collectives_.empty()) hold_back(in_messages());
+    if (!collectives_.empty()) delay_past_collectives(in_messages());
     std::vector<Nodes> segments = cut();
-    for (size_t s = 0; s < segments.size(); ++s) come_ahead(segments, s);
+    for (size_t s = 0; s < segments.size(); ++s) hoist_independent(segments, s);
     return segments;
   }
 
@@ -51,7 +51,7 @@ class Cutter {
   const ChunkCollective* collective(NodeId id) const {
     return collectives_.empty() ? nullptr : collective(place_.at(id.value));
   }
-  bool is_aside(size_t i) const { return collective(i) && collective(i)->stream != 0; }
+  bool has_own_stream(size_t i) const { return collective(i) && collective(i)->stream != 0; }
 
   // Places, the nodes of a message one after the other: else in the order given, as far as all
   // that a message reads is made before it.
@@ -88,12 +88,12 @@ class Cutter {
 
   // Holds back what no collective with a stream needs until the next of these, to run beside it:
   // products for the gradients of weights, after the sum of an input's gradient.
-  void hold_back(const std::vector<size_t>& order) {
+  void delay_past_collectives(const std::vector<size_t>& order) {
     std::vector<bool> leads(nodes_.size());
     size_t last = 0;  // one past the last such collective
     for (size_t p = order.size(); p-- > 0;) {
       const size_t i = order[p];
-      if (is_aside(i)) {
+      if (has_own_stream(i)) {
         leads[i] = true;
         last = std::max(last, p + 1);
       }
@@ -103,7 +103,7 @@ class Cutter {
     for (size_t p = 0; p < order.size(); ++p) {
       const size_t i = order[p];
       (p >= last || leads[i] ? now : held).push_back(i);
-      if (!is_aside(i) || (p + 1 < order.size() && goes_on(i, order[p + 1]))) continue;
+      if (!has_own_stream(i) || (p + 1 < order.size() && goes_on(i, order[p + 1]))) continue;
       now.insert(now.end(), held.begin(), held.end());
       held.clear();
     }
@@ -135,7 +135,7 @@ class Cutter {
     return segments;
   }
 
-  void come_ahead(std::vector<Nodes>& segments, size_t s) const {
+  void hoist_independent(std::vector<Nodes>& segments, size_t s) const {
     const ChunkCollective* own = collective(segments[s][0]);
     if (!own || own->distance == 0) return;
     std::unordered_set<int32_t> makers;

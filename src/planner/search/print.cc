@@ -42,6 +42,10 @@ std::string describe(const SearchChoice& choice) {
   return join(words, ", ");
 }
 
+std::string describe(const Tried& tried) {
+  return tried.params.empty() ? describe(tried.choice) : tried.params;
+}
+
 std::string print_found(const Found& found, const SearchOptions& options) {
   constexpr size_t kShown = 5;
   const Tried& best = found.tried.front();

@@ -80,6 +80,10 @@ Result<std::vector<Swept>> sweep(const SearchOptions& options,
     rows[r].values.resize(params.size());
     for (size_t p = params.size(); p-- > 0; left /= params[p].values.size())
       rows[r].values[p] = {params[p].name, params[p].values[left % params[p].values.size()]};
+    std::vector<std::string> given;
+    for (const Definition& one : rows[r].values)
+      given.push_back(fmt::format("{} = {}", one.name, one.value));
+    rows[r].tried.params = join(given, ", ");
   }
   const auto try_row = [&](size_t r) -> Status {
     PIPER_ASSIGN(const Outcome outcome, evaluator.run(text, r, true, rows[r].values));
