@@ -115,6 +115,30 @@ loss %loss
             "further ones");
 }
 
+// What runs again is a chain that the stack of a thread would not hold call by call.
+TEST(Directives, LongChainsRunAgain) {
+  constexpr int kOps = 50'000;
+  std::string text =
+      "graph batch=4 shards=1\ninput %x:f32[4,4] batch_dim=0\nstate %w:f32[4,4] = fill 1\n"
+      "%y0:f32[4,4] = MatMul(%x, %w) pass=F\n";
+  for (int i = 0; i < kOps; ++i)
+    text += fmt::format("%y{}:f32[4,4] = Tanh(%y{}) pass=F\n", i + 1, i);
+  text += fmt::format(
+      "%loss:f32[] = ReduceSum(%y{0}) {{axes=[0,1], keepdims=0}} pass=F\n"
+      "%back:f32[4,4] = Mul(%y{0}, %y{0}) pass=BI\noutput %loss\nloss %loss\n",
+      kOps);
+  auto graph = parse_graph(text);
+  ASSERT_TRUE(graph) << print_error(graph.error());
+  Recompute all;
+  all.match = *Glob::parse("**", {});
+  Explanations explanations;
+  const auto again =
+      apply_recompute(*std::move(graph), {all}, {}, 1, unknown_costs(), explanations);
+  ASSERT_TRUE(again) << print_error(again.error());
+  EXPECT_TRUE(check_graph(again->graph));
+  EXPECT_GE(again->variants.copies.size(), size_t{kOps});
+}
+
 // A module that is called three times, each time by the same ops; another one is called once.
 TEST(Directives, CallsOfAModuleAreCounted) {
   std::string text =

@@ -212,6 +212,25 @@ TEST(Optimizer, StacksAreWhatOpsMultiplyMatrixByMatrix) {
                "%y:f64[2,3,5] = MatMul(%x, %t) pass=F\n"));
 }
 
+// There are 2^60 ways from the product to the loss.
+TEST(Optimizer, HeadsAreFoundBehindSumsOfAValueWithItself) {
+  std::string text =
+      "graph batch=2 shards=1\ninput %x:f64[2,4] batch_dim=0\ninput %labels:i64[2] batch_dim=0\n"
+      "state %w:f64[4,4] = fill 0.1\nstate %u:f64[4,4] = fill 0.1\n"
+      "%h:f64[2,4] = MatMul(%x, %u) pass=F\n%y0:f64[2,4] = MatMul(%h, %w) pass=F\n";
+  for (int i = 0; i < 60; ++i)
+    text += fmt::format("%y{}:f64[2,4] = Add(%y{}, %y{}) pass=F\n", i + 1, i, i);
+  text +=
+      "%loss:f64[2] = CrossEntropy(%y60, %labels) {axis=1} pass=F\nparam w %w\nparam u %u\n"
+      "loss %loss\n";
+  const Graph graph = must(parse_graph(text));
+  const std::vector<ParamGroup> groups{{.match = "**", .kinds = {ParamKind::kHead}},
+                                       {.match = "**"}};
+  const auto found = must(groups_of(graph, groups));
+  EXPECT_EQ(found[0], &groups[0]);
+  EXPECT_EQ(found[1], &groups[1]);
+}
+
 double rounded_to_bf16(double value) {
   const auto narrow = static_cast<float>(value);
   uint32_t bits = 0;

@@ -315,6 +315,7 @@ TEST(Sharding, ManyNodesTakeLinearTime) {
   for (int i = 0; i < 200000; ++i) at = build.neg(at);
   graph.loss = build.op1("StepSum", {build.reduce_sum(at, {0, 1}, false)});
   ASSERT_TRUE(shard_batch(graph, {2, 2, {}}).ok());
+  EXPECT_TRUE(evaluated(graph));
 }
 
 }  // namespace

@@ -60,8 +60,8 @@ struct TrainSpec;
 const OptimizerSpec& optimizer_of(const ParamGroup& group, const TrainSpec& train);
 // The tag of ops that put a parameter together of parts that are trained by themselves.
 inline constexpr const char* kJoinedParts = "parts.joined";
-// Returns whether the parameter is such a part.
-bool is_trained_part(const Graph& graph, const Param& param);
+// Returns by parameter whether it is such a part.
+std::vector<bool> trained_parts(const Graph& graph);
 // Returns by parameter the first group that matches it. Errors: a group that no parameter is left
 // for, a trained parameter without a group.
 Result<std::vector<const ParamGroup*>> groups_of(const Graph& graph,

@@ -11,6 +11,9 @@ namespace piper {
 // max(…), parentheses, integer literals, names. Overflow, division by zero and unknown names are
 // errors at the span.
 using Variables = std::vector<std::pair<std::string, int64_t>>;
+namespace expr {
+struct Tree;
+}
 class Expr {
  public:
   static Result<Expr> parse(std::string_view text, SourceSpan at);
@@ -21,15 +24,14 @@ class Expr {
   // first. Every Expr of a Strategy is bound to params and mesh sizes, so that evaluate wants only
   // tags, captures and bound variables.
   Expr with(Variables bound) const;
-  const std::string& text() const { return text_; }
+  const std::string& text() const;
   // Returns the expression in one spelling: bound names are their values, what is constant is one
   // number.
   std::string spelled() const;
-  const SourceSpan& at() const { return at_; }
+  const SourceSpan& at() const;
 
  private:
-  std::string text_;
-  SourceSpan at_;
+  std::shared_ptr<const expr::Tree> tree_;  // as it was parsed; null: no expression
   Variables bound_;
 };
 

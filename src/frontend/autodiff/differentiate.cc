@@ -41,12 +41,13 @@ Status check_trainable(const Graph& graph) {
 // Checks that optimizers of matrices have no vectors, and that states are no narrower than is done.
 Status check_types(const Graph& graph, const TrainSpec& train,
                    const std::vector<const ParamGroup*>& groups) {
+  const std::vector<bool> parts = trained_parts(graph);
   for (size_t p = 0; p < graph.params.size(); ++p) {
     const Param& param = graph.params[p];
     if (param.frozen) continue;
     const OptimizerDef& def = find_optimizer(optimizer_of(*groups[p], train).name);
     const TensorType& type = graph.value(param.value).type;
-    if ((def.direction || def.of_shape) && is_trained_part(graph, param))
+    if ((def.direction || def.of_shape) && parts[p])
       return fail(groups[p]->at, "not supported: {} of a part of a matrix, '{}'", def.name,
                   quote_control(param.name))
           .with_note(

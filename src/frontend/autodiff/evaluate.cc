@@ -26,9 +26,8 @@ class Evaluation {
         read_instead(graph_.nodes[n].outputs[0], graph_.nodes[n].inputs[0]);
       if (graph_.nodes[n].op == "Random") PIPER_TRY(draw_nothing(NodeId(n)));
     }
-    seen_.clear();
-    find_weight(graph_.loss);
-    if (weights_.size() == 1) graph_.weight = weights_[0];
+    const std::set<ValueId> weights = find_weights();
+    if (weights.size() == 1) graph_.weight = *weights.begin();
     return ok_status();
   }
 
@@ -193,17 +192,27 @@ class Evaluation {
   }
 
   // Finds the numbers of labels, or of their weights, by which sums over the batch are divided.
-  void find_weight(ValueId id) {
-    const Node* node = producer(id);
-    if (node == nullptr || !seen_.insert(id).second) return;
-    if (node->op == "Cast" || node->op == "Reshape" || node->op == "Neg")
-      return find_weight(node->inputs[0]);
-    if (node->op == "Add" || node->op == "Sub" || node->op == "Mul")
-      for (const ValueId input : node->inputs) find_weight(input);
-    if (node->op != "Div" || num_elements(graph_.value(node->inputs[1]).type.shape) != 1) return;
-    if (!is_of_data(node->inputs[1])) return find_weight(node->inputs[0]);
-    if (std::find(weights_.begin(), weights_.end(), node->inputs[1]) == weights_.end())
-      weights_.push_back(node->inputs[1]);
+  std::set<ValueId> find_weights() const {
+    std::set<ValueId> weights, seen;
+    std::vector<ValueId> open{graph_.loss};
+    while (!open.empty()) {
+      const ValueId id = open.back();
+      open.pop_back();
+      const Node* node = producer(id);
+      if (node == nullptr || !seen.insert(id).second) continue;
+      const std::vector<ValueId>& inputs = node->inputs;
+      if (node->op == "Cast" || node->op == "Reshape" || node->op == "Neg") {
+        open.push_back(inputs[0]);
+      } else if (node->op == "Add" || node->op == "Sub" || node->op == "Mul") {
+        open.insert(open.end(), inputs.begin(), inputs.end());
+      } else if (node->op == "Div" && num_elements(graph_.value(inputs[1]).type.shape) == 1) {
+        if (is_of_data(inputs[1]))
+          weights.insert(inputs[1]);
+        else
+          open.push_back(inputs[0]);
+      }
+    }
+    return weights;
   }
   // Returns whether a value is made of inputs, and of nothing that is kept.
   bool is_of_data(ValueId id) const {
@@ -224,8 +233,7 @@ class Evaluation {
   Graph& graph_;
   Builder build_;
   const std::vector<std::vector<NodeId>> readers_;  // as it is trained
-  std::vector<ValueId> weights_;
-  std::set<ValueId> seen_;  // by the walk under way
+  std::set<ValueId> seen_;                          // by the walk under way
 };
 
 }  // namespace

@@ -8,77 +8,75 @@
 namespace piper {
 namespace {
 
-// Finds what parameters are: follows each through its casts and other shapes to the ops that use
-// it.
+// Finds what values are by their uses, through casts and other shapes of them: one walk from the
+// last op to the first, which knows the uses of a value when it comes to the op that makes it.
 class KindFinder {
  public:
-  explicit KindFinder(const Graph& graph) : graph_(graph), uses_(graph.values.size()) {
-    for (const Node& node : graph.nodes)
+  explicit KindFinder(const Graph& graph)
+      : graph_(graph), joined_(graph.tag_index(kJoinedParts)), uses_(graph.values.size()) {
+    for (size_t n = graph.nodes.size(); n-- > 0;) {
+      const Node& node = graph.nodes[n];
+      const Passes passes = passes_of(node);
       for (size_t i = 0; i < node.inputs.size(); ++i)
-        if (node.inputs[i].valid()) uses_[node.inputs[i].index()].push_back({&node, i});
+        if (node.inputs[i].valid()) uses_[node.inputs[i].index()] |= use_of(node, passes, i);
+    }
   }
 
   bool is(const Param& param, ParamKind kind) const {
     const bool is_vector = graph_.value(param.value).type.shape.size() <= 1;
     if (kind == ParamKind::kVector) return is_vector;
-    return has_use(param.value, kind);
+    return has(param.value, bit(kind));
   }
-  bool is_part(ValueId value) const {
-    return std::ranges::any_of(uses_[value.index()], [&](const Use& use) {
-      return joins_parts(*use.node) || (use.node->op == "Cast" && is_part(use.node->outputs[0]));
-    });
-  }
-  bool is_stack(ValueId value) const {
-    const size_t rank = graph_.value(value).type.shape.size();
-    return rank > 2 && std::ranges::any_of(uses_[value.index()], [&](const Use& use) {
-             const auto& [node, input] = use;
-             if (node->op == "Cast" || node->op == "Transpose" || joins_parts(*node))
-               return is_stack(node->outputs[0]);
-             return node->op == "MatMul" || node->op == "GroupedMatMul";
-           });
-  }
+  bool is_part(ValueId value) const { return has(value, kPart); }
+  bool is_stack(ValueId value) const { return has(value, kStack); }
 
  private:
-  struct Use {
-    const Node* node;
-    size_t input;
+  // kLogits: a cross-entropy reads the value, perhaps with a bias, or some rows of it. kPart: it is
+  // put together with others to a parameter. kStack: ops multiply with its matrices. The bits above
+  // are those of ParamKind.
+  using Uses = uint32_t;
+  static constexpr Uses kLogits = 1, kPart = 2, kStack = 4;
+  static constexpr Uses bit(ParamKind kind) { return Uses{8} << static_cast<uint32_t>(kind); }
+  static constexpr Uses kKinds = ~(kLogits | kPart | kStack);
+
+  bool has(ValueId value, Uses wanted) const { return (uses_[value.index()] & wanted) != 0; }
+
+  struct Passes {
+    bool joins = false;  // puts a parameter together of parts that are trained by themselves
+    bool moves = false;  // computes nothing
   };
-
-  // Returns whether the op puts a parameter together of parts that are trained by themselves.
-  bool joins_parts(const Node& node) const {
-    const int tag = graph_.tag_index(kJoinedParts);
-    return tag >= 0 && graph_.tag(node, tag) != kNoTag;
-  }
-  bool moves(const Node& node) const {
+  Passes passes_of(const Node& node) const {
+    const bool joins = joined_ >= 0 && graph_.tag(node, joined_) != kNoTag;
     const OpDef* def = find_op(node.op);
-    return node.op == "Cast" || node.op == "Expand" ||
-           (def && def->elements != OpDef::Elements::kMade) || joins_parts(node);
+    return {joins, joins || node.op == "Cast" || node.op == "Expand" ||
+                       (def && def->elements != OpDef::Elements::kMade)};
   }
-  // Returns whether a cross-entropy reads the value, perhaps with a bias, or some rows of it.
-  bool are_logits(ValueId value) const {
-    return std::ranges::any_of(uses_[value.index()], [&](const Use& use) {
-      const auto& [node, input] = use;
-      if (node->op.starts_with("CrossEntropy")) return input == 0;
-      return (moves(*node) || node->op == "Add") && are_logits(node->outputs[0]);
-    });
-  }
-
-  bool has_use(ValueId value, ParamKind kind) const {
-    return std::any_of(uses_[value.index()].begin(), uses_[value.index()].end(),
-                       [&](const Use& use) { return is_use(use, value, kind); });
-  }
-  bool is_use(const Use& use, ValueId value, ParamKind kind) const {
-    const auto& [node, input] = use;
-    const bool passes = moves(*node);
-    if (passes) return (input == 0 || joins_parts(*node)) && has_use(node->outputs[0], kind);
-    if (kind == ParamKind::kNorm)
-      return input > 0 &&
-             (node->op == "LayerNorm" || node->op == "RmsNorm" || node->op == "GroupNorm");
-    if (kind == ParamKind::kEmbedding) return input == 0 && node->op == "Gather";
-    if (kind == ParamKind::kHead)
-      return (node->op == "MatMul" || (node->op == "Linear" && input < 2)) &&
-             are_logits(node->outputs[0]);
-    return (node->op == "Linear" && input == 2) || (node->op == "Add" && is_row(value));
+  Uses use_of(const Node& node, Passes passes, size_t input) const {
+    const ValueId value = node.inputs[input];
+    const Uses result = node.outputs[0].valid() ? uses_[node.outputs[0].index()] : 0;
+    Uses use = 0;
+    if (node.op.starts_with("CrossEntropy")) {
+      if (input == 0) use |= kLogits;
+    } else if (passes.moves || node.op == "Add") {
+      use |= result & kLogits;
+    }
+    if (passes.joins) use |= kPart;
+    if (node.op == "Cast") use |= result & kPart;
+    if (graph_.value(value).type.shape.size() > 2) {
+      if (node.op == "Cast" || node.op == "Transpose" || passes.joins)
+        use |= result & kStack;
+      else if (node.op == "MatMul" || node.op == "GroupedMatMul")
+        use |= kStack;
+    }
+    if (passes.moves) return input == 0 || passes.joins ? use | (result & kKinds) : use;
+    if (input > 0 && (node.op == "LayerNorm" || node.op == "RmsNorm" || node.op == "GroupNorm"))
+      use |= bit(ParamKind::kNorm);
+    if (input == 0 && node.op == "Gather") use |= bit(ParamKind::kEmbedding);
+    if ((node.op == "MatMul" || (node.op == "Linear" && input < 2)) && (result & kLogits) != 0)
+      use |= bit(ParamKind::kHead);
+    if ((node.op == "Linear" && input == 2) || (node.op == "Add" && is_row(value)))
+      use |= bit(ParamKind::kBias);
+    return use;
   }
   // Returns whether it has one dim of more than one element, at most.
   bool is_row(ValueId value) const {
@@ -87,7 +85,8 @@ class KindFinder {
   }
 
   const Graph& graph_;
-  std::vector<std::vector<Use>> uses_;  // by value
+  const int joined_;        // the tag kJoinedParts
+  std::vector<Uses> uses_;  // by value
 };
 
 Error unused(const ParamGroup& group, const std::vector<Param>& params, bool matched) {
@@ -153,8 +152,11 @@ std::vector<bool> stacks_of(const Graph& graph) {
   return stacks;
 }
 
-bool is_trained_part(const Graph& graph, const Param& param) {
-  return KindFinder(graph).is_part(param.value);
+std::vector<bool> trained_parts(const Graph& graph) {
+  const KindFinder finder(graph);
+  std::vector<bool> parts;
+  for (const Param& param : graph.params) parts.push_back(finder.is_part(param.value));
+  return parts;
 }
 
 const OptimizerSpec& optimizer_of(const ParamGroup& group, const TrainSpec& train) {

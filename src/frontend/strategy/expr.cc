@@ -322,33 +322,39 @@ bool is_identifier(std::string_view text) {
 namespace piper {
 
 Result<Expr> Expr::parse(std::string_view text, SourceSpan at) {
-  PIPER_TRY(expr::parse(text, at));
+  PIPER_ASSIGN(expr::Tree tree, expr::parse(text, at));
   Expr out;
-  out.text_ = text;
-  out.at_ = std::move(at);
+  out.tree_ = std::make_shared<const expr::Tree>(std::move(tree));
   return out;
 }
 
 Expr Expr::constant(int64_t value) {
-  Expr out;
-  out.text_ = std::to_string(value);
   // The lowest integer has no literal.
-  if (value == std::numeric_limits<int64_t>::min()) out.text_ = "-9223372036854775807 - 1";
-  return out;
+  const bool is_lowest = value == std::numeric_limits<int64_t>::min();
+  return *parse(is_lowest ? "-9223372036854775807 - 1" : std::to_string(value), {});
+}
+
+const std::string& Expr::text() const {
+  static const std::string kNone;
+  return tree_ ? tree_->text : kNone;
+}
+
+const SourceSpan& Expr::at() const {
+  static const SourceSpan kNowhere;
+  return tree_ ? tree_->at : kNowhere;
 }
 
 Result<int64_t> Expr::evaluate(const Variables& variables) const {
-  PIPER_ASSIGN(expr::Tree tree, expr::parse(text_, at_));
-  return expr::evaluate(tree, variables, bound_);
+  PIPER_CHECK(tree_ != nullptr, "no expression to evaluate");
+  return expr::evaluate(*tree_, variables, bound_);
 }
 
 std::vector<std::string> Expr::names() const {
   std::vector<std::string> out;
-  auto tree = expr::parse(text_, at_);
-  if (!tree) return out;
-  for (const expr::Node& node : tree->nodes) {
+  if (!tree_) return out;
+  for (const expr::Node& node : tree_->nodes) {
     if (node.op != expr::Op::kName) continue;
-    const std::string name(tree->name(node));
+    const std::string name(tree_->name(node));
     const bool is_bound =
         std::any_of(bound_.begin(), bound_.end(), [&](const auto& v) { return v.first == name; });
     if (!is_bound && std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);

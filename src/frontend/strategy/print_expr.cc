@@ -185,9 +185,8 @@ std::string print_program(const program::Program& program, const Variables& boun
 }
 
 std::string Expr::spelled() const {
-  const auto tree = expr::parse(text_, at_);
-  PIPER_CHECK(tree.ok(), "an expression that was read is none");
-  return print_expression(*tree, bound_);
+  PIPER_CHECK(tree_ != nullptr, "no expression to print");
+  return print_expression(*tree_, bound_);
 }
 
 }  // namespace piper

@@ -40,15 +40,14 @@ Result<bool> is_in(const std::vector<Condition::Values>& set, int32_t tag, const
   return false;
 }
 
-Result<bool> meets(const Condition& condition, int32_t tag, Variables& bound) {
+// `bound`: what the conditions before have bound, before the variables.
+Result<bool> meets(const Condition& condition, int32_t tag, const Variables& bound) {
   using Kind = Condition::Kind;
   if (condition.kind == Kind::kAbsent) return tag == kNoTag;
   if (tag == kNoTag) return false;
   switch (condition.kind) {
     case Kind::kAny:
-      return true;
     case Kind::kBind:
-      bound.emplace(bound.begin(), condition.bind, tag);
       return true;
     case Kind::kSet: {
       PIPER_ASSIGN(const bool in, is_in(condition.set, tag, bound));
@@ -75,16 +74,20 @@ using Seen = std::variant<int32_t, bool>;
 template <class See>
 Result<std::optional<Variables>> match(const Where& where, const Variables& variables,
                                        const See& see) {
-  Variables bound = variables;
+  std::optional<Variables> bound;  // made when a condition binds a name: most things do not match
   for (const Condition& condition : where) {
     PIPER_ASSIGN(const Seen seen, see(condition));
     bool met = std::holds_alternative<bool>(seen) && std::get<bool>(seen);
     if (const auto* tag = std::get_if<int32_t>(&seen)) {
-      PIPER_ASSIGN(met, meets(condition, *tag, bound));
+      PIPER_ASSIGN(met, meets(condition, *tag, bound ? *bound : variables));
+      if (met && condition.kind == Condition::Kind::kBind) {
+        if (!bound) bound = variables;
+        bound->emplace(bound->begin(), condition.bind, *tag);
+      }
     }
     if (!met) return std::optional<Variables>();
   }
-  return std::optional<Variables>(std::move(bound));
+  return bound ? std::move(bound) : std::optional(variables);
 }
 
 Error no_tag(const Condition& condition, const Graph& graph) {

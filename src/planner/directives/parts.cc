@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <span>
+#include <unordered_set>
 
 #include "match.h"
 #include "piper/frontend/autodiff.h"
@@ -51,8 +53,10 @@ class PartFinder {
   // Finds what brings gradients to parts that are trained by themselves.
   void find_brought() {
     if (graph_.tag_index(kJoinedParts) < 0) return;
-    for (const Param& param : graph_.params) {
-      if (!param.gradient.valid() || !is_trained_part(graph_, param)) continue;
+    const std::vector<bool> parts = trained_parts(graph_);
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const Param& param = graph_.params[p];
+      if (!param.gradient.valid() || !parts[p]) continue;
       for (ValueId id : graph_.node(graph_.value(param.gradient).producer).inputs)
         while (graph_.value(id).kind == ValueKind::kNode) {
           const NodeId maker = graph_.value(id).producer;
@@ -74,8 +78,7 @@ class PartFinder {
       cut_.region[n] = node.scope.empty() ? joined(node) : matched(node);
       if (node.pass == Pass::kF && !node.scope.empty()) scopes.push_back(node.scope);
     }
-    for (const auto& [captures, in] : ids_)
-      for (const bool backward : {false, true}) join_between(in, backward);
+    for (const bool backward : {false, true}) join_between(backward);
     if (!ids_.empty()) return ok_status();
     const std::string& wanted = split_.scope->pattern();
     Error error = fail(split_.scope_at, "split: no op's scope matches '{}'{}",
@@ -102,34 +105,41 @@ class PartFinder {
   }
 
   // Ops between two of a region are in it, too: a part goes through from end to end.
-  void join_between(int32_t in, bool backward) {
-    std::vector<size_t> range;  // from the first op of the region to its last one
-    size_t last = 0;
+  void join_between(bool backward) {
+    struct Range {
+      size_t first = 0, end = 0;  // of `nodes`: from the first op of the region past its last one
+    };
+    std::vector<size_t> nodes;
+    std::map<int32_t, Range> ranges;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
       if (is_backward(node) != backward || node.pass == Pass::kU || is_step_sum(node)) continue;
-      if (range.empty() && cut_.region[n] != in) continue;
-      range.push_back(n);
-      if (cut_.region[n] == in) last = range.size();
+      if (const int32_t in = cut_.region[n]; in != kOutside)
+        ranges.try_emplace(in, Range{nodes.size()}).first->second.end = nodes.size() + 1;
+      nodes.push_back(n);
     }
-    range.resize(last);
-    std::set<ValueId> after, before;  // made of what the region makes; what it is made of
-    std::vector<bool> follows(last);
-    const auto any = [](const std::vector<ValueId>& ids, const std::set<ValueId>& of) {
-      return std::ranges::any_of(ids, [&](ValueId id) { return of.contains(id); });
+    for (const auto& [in, range] : ranges)
+      join_between(in, std::span(nodes).subspan(range.first, range.end - range.first));
+  }
+  void join_between(int32_t in, std::span<const size_t> nodes) {
+    std::unordered_set<int32_t> after, before;  // made of what it makes; what it is made of
+    std::vector<bool> follows(nodes.size());
+    const auto any = [](const std::vector<ValueId>& ids, const std::unordered_set<int32_t>& of) {
+      return std::ranges::any_of(ids,
+                                 [&](ValueId id) { return id.valid() && of.contains(id.value); });
     };
-    for (size_t i = 0; i < last; ++i) {
-      const Node& node = graph_.nodes[range[i]];
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      const Node& node = graph_.nodes[nodes[i]];
       follows[i] = any(node.inputs, after);
-      if (follows[i] || cut_.region[range[i]] == in)
-        after.insert(node.outputs.begin(), node.outputs.end());
+      if (follows[i] || cut_.region[nodes[i]] == in)
+        for (const ValueId made : node.outputs) after.insert(made.value);
     }
-    for (size_t i = last; i-- > 0;) {
-      const Node& node = graph_.nodes[range[i]];
+    for (size_t i = nodes.size(); i-- > 0;) {
+      const Node& node = graph_.nodes[nodes[i]];
       const bool leads = any(node.outputs, before);
-      if (!leads && cut_.region[range[i]] != in) continue;
-      before.insert(node.inputs.begin(), node.inputs.end());
-      if (follows[i] && cut_.region[range[i]] == kOutside) cut_.region[range[i]] = in;
+      if (!leads && cut_.region[nodes[i]] != in) continue;
+      for (const ValueId read : node.inputs) before.insert(read.value);
+      if (follows[i] && cut_.region[nodes[i]] == kOutside) cut_.region[nodes[i]] = in;
     }
   }
 
@@ -183,18 +193,23 @@ class PartFinder {
 
   Status find_parameters() {
     std::vector<std::string> all;
-    std::set<std::pair<int32_t, ValueId>> known;
+    std::map<ValueId, std::vector<std::pair<int32_t, ValueId>>> reads;  // (region, value), in order
     for (const Param& param : graph_.params) {
       std::ranges::move(paths_of(param), std::back_inserter(all));
-      if (!has_name(param, *split_.tensor)) continue;
-      for (size_t n = 0; n < graph_.nodes.size(); ++n) {
-        if (cut_.region[n] == kOutside || graph_.nodes[n].pass != Pass::kF) continue;
-        for (ValueId input : graph_.nodes[n].inputs)
-          if (input.valid() && source_of(input) == param.value &&
-              known.emplace(cut_.region[n], input).second)
-            PIPER_TRY(add(cut_.region[n], input, split_.tensor_at));
-      }
+      if (has_name(param, *split_.tensor)) reads[param.value];
     }
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (cut_.region[n] == kOutside || graph_.nodes[n].pass != Pass::kF) continue;
+      for (ValueId input : graph_.nodes[n].inputs)
+        if (const auto found = input.valid() ? reads.find(source_of(input)) : reads.end();
+            found != reads.end())
+          found->second.emplace_back(cut_.region[n], input);
+    }
+    std::set<std::pair<int32_t, ValueId>> known;
+    for (const Param& param : graph_.params)
+      if (const auto found = reads.find(param.value); found != reads.end())
+        for (const auto& [in, value] : found->second)
+          if (known.emplace(in, value).second) PIPER_TRY(add(in, value, split_.tensor_at));
     if (!cut_.seeds.empty()) return ok_status();
     const std::string& wanted = split_.tensor->pattern();
     return fail(split_.tensor_at, "split: no parameter that the scope reads matches '{}'{}",

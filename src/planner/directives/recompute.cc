@@ -350,23 +350,39 @@ class Recomputer {
       for (size_t k = 0; k < graph_.nodes[i].inputs.size(); ++k) {
         const ValueId input = graph_.nodes[i].inputs[k];
         if (!any_reads_again(graph_.nodes[i], input)) continue;
-        const ValueId again = copied(input, in_bi);
-        graph_.nodes[i].inputs[k] = again;
+        copy_with_inputs(graph_.value(input).producer, in_bi);
+        graph_.nodes[i].inputs[k] = copy_of(input);
       }
     }
   }
-  ValueId copied(ValueId value, const std::vector<bool>& in_bi) {
-    const NodeId original = graph_.value(value).producer;
-    const auto output = static_cast<size_t>(graph_.value(value).output_index);
-    if (copies_[original.index()].valid())
-      return graph_.node(copies_[original.index()]).outputs[output];
-    Node copy = graph_.node(original);
-    for (ValueId& input : copy.inputs)
-      if (any_copies_too(graph_.node(original), input)) input = copied(input, in_bi);
-    copy.pass = in_bi[original.index()] ? Pass::kBI : Pass::kBW;
-    const NodeId made = graph_.add_copy(std::move(copy));
-    copies_[original.index()] = made;
-    return graph_.node(made).outputs[output];
+  ValueId copy_of(ValueId value) const {
+    const Value& original = graph_.value(value);
+    const NodeId copy = copies_[original.producer.index()];
+    return graph_.node(copy).outputs[static_cast<size_t>(original.output_index)];
+  }
+  // Copies an op after what its copy reads copies of, without recursion, for chains of ops are
+  // long.
+  void copy_with_inputs(NodeId id, const std::vector<bool>& in_bi) {
+    std::vector<std::pair<NodeId, size_t>> open{{id, 0}};  // with the next input of each to look at
+    while (!open.empty()) {
+      auto& [original, next] = open.back();
+      const Node& node = graph_.node(original);
+      const bool is_copied = copies_[original.index()].valid();
+      if (!is_copied && next < node.inputs.size()) {
+        const ValueId input = node.inputs[next++];
+        if (any_copies_too(node, input)) open.emplace_back(graph_.value(input).producer, 0);
+        continue;
+      }
+      if (!is_copied) {
+        Node copy = node;
+        for (ValueId& input : copy.inputs)
+          if (any_copies_too(node, input)) input = copy_of(input);
+        copy.pass = in_bi[original.index()] ? Pass::kBI : Pass::kBW;
+        const NodeId made = graph_.add_copy(std::move(copy));
+        copies_[original.index()] = made;
+      }
+      open.pop_back();
+    }
   }
   // Returns whether the op's results are bytes that exist anyway: keeping its input is as good for
   // all variants.
