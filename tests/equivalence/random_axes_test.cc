@@ -340,6 +340,31 @@ TEST(RandomAxes, BlocksBesideThoseOfOtherAxesAreFollowed) {
   }
 }
 
+// Keys go through a ring over a0 before a1 cuts their heads, and their gradients after it.
+TEST(RandomAxes, GradientsLeaveTheRingsOfOtherAxes) {
+  constexpr uint64_t kSeed = 701005;
+  Random random(kSeed);
+  const Folder folder;
+  CompileOptions options;
+  options.model = folder.write("model.onnx", model_of(kSeed, random).bytes());
+  options.strategy = folder.write("strategy.yaml", R"(piper: 1
+mesh: {a1: 2, a0: 2, a2: 2}
+train: {global_batch: 3, optimizer: {sgd: {lr: 0.05, momentum: 0.9}}}
+directives:
+  - precision: {compute: f64}
+  - shard: {input: "*", dim: 1, over: a0}
+  - shard: {attention: "**", by: ring, over: a0}
+  - shard: {match: block.0.p18, dim: 0, over: a1}
+  - shard: {scope: "block/1", dim: 2, over: a2}
+)");
+  const auto compiled = compile(options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const jobs::Trained spread = train_on_numbers(compiled->set, "spread"),
+                      uncut = train_on_numbers(*compiled->uncut, "uncut");
+  ASSERT_FALSE(uncut.losses.empty());
+  EXPECT_LT(jobs::largest_difference(spread, uncut), 1e-12);
+}
+
 // Changes a program that masks what stands behind the end of a dim.
 using ChangeMask = void (*)(Program& program, ProgramOp& fill, ProgramOp& pad);
 // How many masks it has changed.

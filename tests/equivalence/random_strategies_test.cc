@@ -187,18 +187,10 @@ void expect_printed_alike(CompileOptions options, const PlanSet& plans, const st
   EXPECT_EQ(again->set.manifest.strategy_digest, plans.manifest.strategy_digest) << what << text;
 }
 
-Tried try_one(uint64_t seed) {
-  mutation::Random random(seed);
+Tried try_strategy(uint64_t seed, const RandomModel& model, const std::string& text) {
   const Folder folder;
-  const RandomModel model(seed);
   CompileOptions options;
   options.model = folder.write("model.onnx", model.bytes());
-  std::string text =
-      seed % 3 == 0 ? composed_strategy(random) : mutation::random_strategy(random, 1);
-  if (seed % 2 == 0) text = with_other_sums(std::move(text));
-  if (seed % 4 == 1) text = with_axis(std::move(text), random, model);
-  if (seed % 7 == 3) text = with_stream(std::move(text));
-  if (seed % 5 == 2) text = with_frozen(std::move(text), random, model);
   options.strategy = folder.write("strategy.yaml", text);
   const std::string what = fmt::format("seed {}\n{}", seed, text);
   const auto compiled = compile(options);
@@ -237,6 +229,29 @@ Tried try_one(uint64_t seed) {
     EXPECT_LT(apart, 1e-3) << what;
   }
   return {false, cuts, apart};
+}
+
+Tried try_one(uint64_t seed) {
+  mutation::Random random(seed);
+  const RandomModel model(seed);
+  std::string text =
+      seed % 3 == 0 ? composed_strategy(random) : mutation::random_strategy(random, 1);
+  if (seed % 2 == 0) text = with_other_sums(std::move(text));
+  if (seed % 4 == 1) text = with_axis(std::move(text), random, model);
+  if (seed % 7 == 3) text = with_stream(std::move(text));
+  if (seed % 5 == 2) text = with_frozen(std::move(text), random, model);
+  return try_strategy(seed, model, text);
+}
+
+// A norm of a weight has a guard, whose gradient is Where(mask, 0, term of a sum). The verifier
+// follows blocks along dp, since this optimizer computes with whole matrices.
+TEST(RandomStrategies, ZerosAreTermsOfSums) {
+  constexpr uint64_t kSeed = 702052;
+  const Tried tried = try_strategy(
+      kSeed, RandomModel(kSeed),
+      "piper: 1\nmesh: {dp: 3}\ntrain: {global_batch: 6, optimizer: {adafactor: {lr: 1e-2}}}\n"
+      "directives:\n  - replicate: {over: dp, shard: [optimizer, gradients]}\n");
+  EXPECT_FALSE(tried.refused);
 }
 
 TEST(RandomStrategies, EqualOneDevice) {

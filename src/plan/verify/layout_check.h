@@ -32,7 +32,8 @@ class LayoutCheck : public BufferWalk<Lies> {
   // all its elements are equal, so that it may be any block. Where ranks read different samples,
   // the plan for one device has their values apart, too, so such a cut has `ranks` = 0 (unknown).
   void add_cuts(Spot place, CutDims& cuts) const;
-  // Checks that axes whose rings blocks have gone through cut these: only then do they prove that
+  // Checks that axes whose rings blocks have gone through cut these, or that these are terms of a
+  // sum over the axis, which only blocks in their places make: only then do these axes prove that
   // each block counts once (see Lies::Turn).
   void check_rings(Spot place);
 

@@ -95,7 +95,8 @@ void LayoutCheck::check_rings(Spot place) {
       for (const LayoutCheck& other : all_)
         if ((one.turn.rings >> other.axis_ & 1) && other.after(place) &&
             std::ranges::none_of(other.after(place)->values[v].readings(), [](const Lies& its) {
-              return its.kind == Lies::kCut || its.kind == Lies::kUnknown ||
+              return its.kind == Lies::kCut || its.kind == Lies::kTerms ||
+                     its.kind == Lies::kGreatest || its.kind == Lies::kUnknown ||
                      its.kind == Lies::kUnset;
             }))
           return add(place,

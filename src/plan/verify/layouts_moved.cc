@@ -102,16 +102,27 @@ Lies MovedLayout::reduced(const Lies& from) {
   if (!along_axis()) {
     const bool keeps = from.kind == Lies::kWhole || from.kind == Lies::kCut ||
                        from.kind == Lies::kRows || from.kind == Lies::kSent || from.kind == wanted;
-    return keeps ? from : wrong("reduces along another axis, and must not,", a_, from);
+    return keeps ? out_of_rings(from)
+                 : wrong("reduces along another axis, and must not,", a_, from);
   }
   if (from.kind == wanted) return {Lies::kWhole};
   return wrong(sums ? "cannot sum" : "cannot take the maximum of", a_, from);
 }
 
+// A sum over other axes belongs to no place in their rings.
+Lies MovedLayout::out_of_rings(const Lies& from) const {
+  return of_each(from, [&](Lies lies) {
+    if (lies.turn.of.empty() && (lies.turn.rings & ~over_) == 0)
+      lies.turn.rings = 0, lies.turn.beside = 0;
+    return lies;
+  });
+}
+
 Lies MovedLayout::cut(const Lies& from, Lies::Kind wanted) {
   if (!along_axis()) {
-    if (one_.dim < 0) return in_runs(from);
-    const Lies made = cut_beside(from);
+    const Lies whole = wanted == Lies::kTerms ? out_of_rings(from) : from;
+    if (one_.dim < 0) return in_runs(whole);
+    const Lies made = cut_beside(whole);
     return made.kind == Lies::kUnknown ? wrong("cannot cut into blocks", a_, from) : made;
   }
   if (from.kind != wanted)

@@ -37,6 +37,7 @@ class MovedLayout {
   Shape together() const;
 
   Lies rotated(Lies from);
+  Lies out_of_rings(const Lies& from) const;
   Lies reduced(const Lies& from);
   // Returns the layout of the rank's part of a value that must be `wanted`: whole, or terms of a
   // sum.

@@ -1,4 +1,6 @@
 // Rule layout: follows the layouts of a program's values, op by op.
+#include <algorithm>
+
 #include "layouts_ops.h"
 #include "values.h"
 
@@ -15,6 +17,10 @@ class Walk {
     for (const auto& [value, bytes] : program.literals) {
       held_[at(value)] = {Lies::kWhole};
       held_[at(value)].fixed = true;
+      // A zero is a term of any sum, too: Where(mask, 0, term) is one.
+      if (info(type(value).dtype).is_float &&
+          std::ranges::all_of(bytes, [](char byte) { return byte == 0; }))
+        held_[at(value)].also.push_back({Lies::kTerms});
     }
   }
 
