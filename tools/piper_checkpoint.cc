@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "flag_checks.h"
 #include "piper/base/process.h"
@@ -22,11 +23,22 @@ struct Flags {
 
 void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
 
+// Returns whether a checkpoint of a folder was removed after it was listed, as a job does that
+// keeps some of them.
+bool is_gone(const std::string& folder, const Flags& flags) {
+  std::error_code ignored;
+  if (folder == flags.from || std::filesystem::exists(folder, ignored)) return false;
+  std::fputs(fmt::format("{}: removed meanwhile\n", folder).c_str(), stderr);
+  return true;
+}
+
 Result<int> inspect(const Flags& flags) {
   PIPER_ASSIGN(const auto folders, find_checkpoints(flags.from));
   for (const std::string& folder : folders) {
-    PIPER_ASSIGN(const std::string text, describe_checkpoint(folder, flags.tensors, flags.json));
-    print(text);
+    const auto text = describe_checkpoint(folder, flags.tensors, flags.json);
+    if (!text && is_gone(folder, flags)) continue;
+    if (!text) return text.error();
+    print(*text);
   }
   return kGood;
 }
@@ -36,6 +48,7 @@ Result<int> verify(const Flags& flags) {
   int code = kGood;
   for (const std::string& folder : folders) {
     const auto damage = find_damage(folder);
+    if (!damage && is_gone(folder, flags)) continue;
     if (!damage) {
       std::fputs(print_error(damage.error()).c_str(), stderr);
       code = std::max(code, static_cast<int>(ExitCode::kStorage));  // it cannot be read at all

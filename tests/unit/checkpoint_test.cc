@@ -14,6 +14,7 @@
 #include "folder.h"
 #include "piper/base/data.h"
 #include "piper/base/float16.h"
+#include "piper/runtime/checkpoint_tools.h"
 #include "seed.h"
 
 // The system calls of the file storage: one of them can fail, write half, or end the process.
@@ -24,6 +25,7 @@ Harm harm = Harm::kNone;
 int calls_left = 0;  // until it happens
 int calls_seen = 0;
 std::set<std::string> unflushed;  // files that were written and not flushed
+std::set<std::string> forgotten;  // files whose pages the system need not keep any more
 int renamed_unflushed = 0;
 
 Harm next_call() {
@@ -48,13 +50,19 @@ ssize_t write(int file, const void* data, size_t size) {
   const bool counts = file > 2;
   const Harm now = counts ? next_call() : Harm::kNone;
   if (now == Harm::kFail) return -1;
-  if (counts) unflushed.insert(path_of(file));
+  if (counts) unflushed.insert(path_of(file)), forgotten.erase(path_of(file));
   return syscall(SYS_write, file, data, now == Harm::kHalf ? (size + 1) / 2 : size);
 }
 int fsync(int file) {
   if (next_call() == Harm::kFail) return -1;
   unflushed.erase(path_of(file));
   return 0;  // nothing is lost while the system runs
+}
+// Pages that are not on the disk yet stay.
+int posix_fadvise(int file, off_t, off_t, int advice) noexcept {
+  const std::string path = path_of(file);
+  if (advice == POSIX_FADV_DONTNEED && !unflushed.contains(path)) forgotten.insert(path);
+  return 0;
 }
 int rename(const char* from, const char* to) noexcept {
   if (next_call() == Harm::kFail) return -1;
@@ -286,6 +294,32 @@ TEST(Checkpoint, NothingIsRenamedBeforeItIsOnTheDisk) {
   ASSERT_TRUE(save(file_storage(), folder.path(), saved.set, saved.after, at_step(1)));
   EXPECT_EQ(renamed_unflushed, 0);
   EXPECT_TRUE(unflushed.empty());
+}
+
+// Passes verbs on, and counts the reads of files that the system may still have in memory as they
+// were written.
+class ReadingStorage : public FailingStorage {
+ public:
+  ReadingStorage() : FailingStorage(-1) {}
+  Result<Bytes> read(const std::string& path) override {
+    ++(forgotten.contains(std::filesystem::canonical(path)) ? from_disk : from_memory);
+    return file_storage().read(path);
+  }
+  int from_disk = 0, from_memory = 0;
+};
+
+TEST(Checkpoint, WhatIsReadBackComesFromTheDisk) {
+  const Saved saved(seed_of_test());
+  const Folder folder;
+  ReadingStorage storage;
+  ASSERT_TRUE(save(storage, folder.path(), saved.set, saved.before, at_step(1)));
+  EXPECT_GT(storage.from_disk, 0);
+  EXPECT_EQ(storage.from_memory, 0);
+  const auto reader = open_newest(folder.path());
+  ASSERT_TRUE(reader);
+  forgotten.clear();
+  ASSERT_TRUE(export_checkpoint(*reader, {}, folder.path() + "/out.safetensors"));
+  EXPECT_EQ(forgotten.size(), 1U) << "the file under its first name";
 }
 
 // ---- Layouts ------------------------------------------------------------------------------------
@@ -591,12 +625,13 @@ TEST(Checkpoint, AManifestOfHostileJsonIsRefused) {
         changed("\"step\": 12", "\"step\": 12, \"step\": 12"),
         changed("\"shuffle\": true", "\"shuffle\": 1"), changed("\"loss\": 2.5", "\"loss\": []"),
         changed("\"files\": []", "\"files\": {}"), changed("\"files\": []", "\"files\": [7]"),
+        changed("\"epochs\": {}", "\"epochs\": {\"a\": 9223372036854775808}"),
         changed("\"sources\": {}", "\"sources\": {\"a\": -1}")}) {
     const auto parsed = parse_checkpoint(text, "checkpoint.json");
     ASSERT_FALSE(parsed) << text.substr(0, 100);
     EXPECT_EQ(parsed.error().code, ExitCode::kStorage);
   }
-  const auto other = parse_checkpoint(changed("\"format_version\": 2", "\"format_version\": 3"),
+  const auto other = parse_checkpoint(changed("\"format_version\": 3", "\"format_version\": 2"),
                                       "checkpoint.json");
   ASSERT_FALSE(other);
   EXPECT_EQ(other.error().code, ExitCode::kInput);

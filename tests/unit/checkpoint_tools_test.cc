@@ -1,6 +1,7 @@
 // piper-checkpoint: what is damaged, what differs, and what other programs get.
 #include "piper/runtime/checkpoint_tools.h"
 
+#include <chrono>
 #include <fstream>
 
 #include "checkpoint_layouts.h"
@@ -117,6 +118,27 @@ TEST_F(CheckpointTools, DiffSaysHowFarElementsAre) {
   EXPECT_EQ(print_checkpoint_diff(*same, false), "12 tensors have equal bits, 0 differ\n");
 }
 
+// Runs are listed once a tensor. If each block listed them again, 16 of them would take 16 times as
+// long.
+TEST(CheckpointDiffs, TakeNoLongerForTensorsInManyRuns) {
+  using Clock = std::chrono::steady_clock;
+  const TensorType type{DType::kBool, {1 << 20, 64}};
+  const Bytes half = Bytes::zeros(static_cast<size_t>(type.bytes()) / 2);
+  CheckpointReader::Pieces pieces;
+  for (int64_t index = 0; index < 2; ++index)
+    pieces["w"].push_back({{type, {{1, 1, 32, index}}, 0, type.bytes() / 2}, half});
+  const auto reader = CheckpointReader::of_memory("made", {}, {{"w", type}}, pieces);
+  std::byte element{};
+  const Clock::time_point begin = Clock::now();
+  ASSERT_TRUE(reader.read("w", {type, {}, 0, 1}, &element));
+  const Clock::time_point listed = Clock::now();
+  const auto diff = diff_checkpoints(reader, reader);
+  const auto once = listed - begin, all = Clock::now() - listed;
+  ASSERT_TRUE(diff) << print_error(diff.error());
+  EXPECT_EQ(diff->equal, 1);
+  EXPECT_LT(all / once, 12);
+}
+
 TEST_F(CheckpointTools, AFileHasAllNames) {
   const std::string file = path("out.safetensors");
   const auto written = export_checkpoint(reader(), {}, file);
@@ -160,17 +182,68 @@ TEST_F(CheckpointTools, AFolderIsImportedAgain) {
   EXPECT_FALSE(import_parameters(out, {.replace = true}, file));
 }
 
+// Types that plans do not have are named and left out, in one file and beside an index.
+TEST_F(CheckpointTools, ImportLeavesOutForeignTypes) {
+  const auto with_header = [](const std::string& header, size_t data) {
+    std::string file(8, '\0');
+    file[0] = static_cast<char>(header.size());
+    return file + header + std::string(data, 'x');
+  };
+  const std::string file =
+      with_header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                  R"("q":{"dtype":"U8","shape":[3],"data_offsets":[8,11]},)"
+                  R"("f":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[11,13]}})",
+                  13);
+  for (const char* from : {"one", "two", "three"}) std::filesystem::create_directory(path(from));
+  folder_.write("one/model.safetensors", file);
+  folder_.write("two/shard.safetensors", file);
+  folder_.write("two/model.safetensors.index.json",
+                R"({"weight_map":{"a":"shard.safetensors","f":"shard.safetensors"}})");
+  for (const char* from : {"one", "two"}) {
+    const auto text = import_parameters(path(from), {.replace = true}, path("in.safetensors"));
+    ASSERT_TRUE(text) << print_error(text.error());
+    EXPECT_NE(text->find("\n2 are of types that are not supported and are left out: "), text->npos);
+    for (const char* name : {"q (U8)", "f (F8_E4M3)"}) EXPECT_NE(text->find(name), text->npos);
+    const auto tensors = read_safetensors(path("in.safetensors"));
+    ASSERT_TRUE(tensors);
+    ASSERT_EQ(tensors->size(), 1U);
+    EXPECT_EQ(as_text(tensors->front().data.span()), "xxxxxxxx");
+  }
+  folder_.write("three/model.safetensors",
+                with_header(R"({"f":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}})", 1));
+  const auto none = import_parameters(path("three"), {.replace = true}, path("in.safetensors"));
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().message, "there is no tensor of a type that is supported");
+}
+
 TEST_F(CheckpointTools, ExportRefusesWhatIsNotComplete) {
   EXPECT_FALSE(export_checkpoint(reader(), {false, "module."}, path("out.safetensors")));
-  const CheckpointReader before = reader();
-  std::ofstream(at(5) + "/rank00000.safetensors", std::ios::binary | std::ios::app) << "x";
-  EXPECT_FALSE(export_checkpoint(before, {}, path("out.safetensors")));
+  const std::string file = at(5) + "/rank00000.safetensors";
+  std::fstream(file).seekp(-1, std::ios::end) << '\x5a';
+  const auto changed = export_checkpoint(reader(), {}, path("out.safetensors"));
+  ASSERT_FALSE(changed);
+  EXPECT_EQ(changed.error().code, ExitCode::kRefused);
   write(5);
   rewrite([](Checkpoint& about) { about.files.pop_back(); });
   EXPECT_FALSE(export_checkpoint(reader(), {}, path("out.safetensors")));
   EXPECT_FALSE(export_checkpoint(reader(), {true}, path("out")));
   EXPECT_FALSE(std::filesystem::exists(path("out.safetensors")));
   EXPECT_FALSE(std::filesystem::exists(path("out")));
+}
+
+// A job that keeps its newest checkpoint removes what is exported meanwhile: that is no damage.
+TEST_F(CheckpointTools, ExportGoesOnWhenTheCheckpointIsRemoved) {
+  const CheckpointReader before = reader();
+  ASSERT_TRUE(export_checkpoint(before, {}, path("before.safetensors")));
+  write(6);
+  ASSERT_TRUE(file_storage().remove(at(5)));
+  const auto written = export_checkpoint(before, {}, path("after.safetensors"));
+  ASSERT_TRUE(written) << print_error(written.error());
+  const auto equal = diff_checkpoints(*open_newest(path("before.safetensors")),
+                                      *open_newest(path("after.safetensors")));
+  ASSERT_TRUE(equal);
+  EXPECT_TRUE(equal->same());
+  EXPECT_EQ(open_newest(folder_.path())->about().step, 6);
 }
 
 // What 16 bits cannot hold is refused, not written as infinity.

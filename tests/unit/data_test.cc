@@ -1,3 +1,5 @@
+#include <sys/resource.h>
+
 #include "unit/data_files.h"
 
 namespace piper {
@@ -40,6 +42,26 @@ TEST_F(DataTest, SafetensorsInPartsAreTheSameBytes) {
   const auto again = write_safetensors_part(path("parts"), tensors);
   ASSERT_FALSE(again);
   EXPECT_EQ(again.error().code, ExitCode::kStorage);
+}
+
+// A job that ends has no memory for a second copy of its parameters.
+TEST_F(DataTest, SafetensorsAreWrittenWithoutACopy) {
+  const auto peak_bytes = [] {
+    struct rusage usage = {};
+    getrusage(RUSAGE_SELF, &usage);
+    return int64_t{usage.ru_maxrss} << 10;
+  };
+  constexpr int64_t kBytes = int64_t{16} << 20, kTensors = 16;
+  const Bytes data = Bytes::zeros(kBytes);
+  std::vector<NamedTensor> tensors;
+  for (int64_t t = 0; t < kTensors; ++t)
+    tensors.push_back({fmt::format("t{}", t), {DType::kBool, {kBytes}}, data});
+  const int64_t before = peak_bytes();
+  ASSERT_TRUE(write_safetensors(path("large.safetensors"), tensors));
+  EXPECT_LT(peak_bytes() - before, kBytes * kTensors / 4);
+  const auto read = read_safetensors(path("large.safetensors"));
+  ASSERT_TRUE(read) << message(read);
+  EXPECT_EQ(std::ssize(*read), kTensors);
 }
 
 TEST_F(DataTest, SafetensorsTruncations) {

@@ -14,7 +14,7 @@
 
 namespace piper {
 
-inline constexpr int kCheckpointFormatVersion = 2;
+inline constexpr int kCheckpointFormatVersion = 3;
 
 // ---- Where checkpoints live ---------------------------------------------------------------------
 
@@ -63,6 +63,7 @@ struct Checkpoint {
   int64_t samples = 0;  // consumed by them, of the job's order of samples
   int64_t skipped = 0;  // of the steps, by this run and those that it went on from
   std::vector<std::pair<std::string, int64_t>> sources;  // the same by source of data
+  std::vector<std::pair<std::string, int64_t>> epochs;   // samples of an epoch, by source
   std::optional<double> loss;                            // of the last step
   std::optional<double> evaluation_loss;                 // if the job evaluated after that step
   uint64_t data_seed = 0;
@@ -131,11 +132,35 @@ struct CheckpointOptions {
 
 // ---- Reading ------------------------------------------------------------------------------------
 
+// Knows where the elements of one stored tensor are. Listing that takes as long as the files have
+// runs of them, so it is done once for all reads. Holds no bytes: the reader has to outlive it.
+class StoredTensor {
+ public:
+  // Copies the elements that `held` names to where they are held, in its type; floats are rounded
+  // to nearest where that is narrower. Elements past the end of a dim are left as they are. Error
+  // (kInput): shapes differ, elements are missing, or types that do not convert.
+  Status read(const Held& held, std::byte* to) const;
+
+ private:
+  friend class CheckpointReader;
+  // Elements that some file has, contiguous in the whole.
+  struct Run {
+    int64_t whole = 0, count = 0;
+    const std::byte* data = nullptr;
+  };
+  int64_t fill(int64_t first, int64_t end, DType to, std::byte* at, int64_t& too_large) const;
+
+  std::string name_;  // for errors
+  TensorType type_;
+  std::vector<Run> runs_;  // ascending, no two with the same element
+};
+
 // Serves the tensors of one checkpoint in any layout.
 class CheckpointReader {
  public:
-  // Reads checkpoint.json and the headers of all files; no digests are compared. An error names the
-  // file (kInput: another version wrote it).
+  // Reads checkpoint.json and the headers of all files, which stay open: a checkpoint that is
+  // removed afterwards can still be read. No digests are compared. An error names the file (kInput:
+  // another version wrote it).
   static Result<CheckpointReader> open(Storage& storage, const std::string& folder);
   // Reads the tensors of a safetensors file, such as --save and Hugging Face write, each whole.
   static Result<CheckpointReader> open_tensors(const std::string& file);
@@ -153,19 +178,19 @@ class CheckpointReader {
   Status verify(size_t index) const;
   // By name: type of the whole tensor.
   const std::map<std::string, TensorType>& types() const { return types_; }
-  // Copies the elements that `held` names to where they are held, in its type; floats are rounded
-  // to nearest where that is narrower. Elements past the end of a dim are left as they are. Error
-  // (kInput): shapes differ, elements are missing, or types that do not convert.
+  // Finds a tensor, of which several parts are read. Error (kInput): it is not there.
+  Result<StoredTensor> find(const std::string& name) const;
+  // Finds a tensor and reads it once.
   Status read(const std::string& name, const Held& held, std::byte* to) const;
 
   const std::vector<Piece>& pieces(const std::string& name) const { return pieces_.at(name); }
 
  private:
-  Storage* storage_ = nullptr;
   std::string folder_;
   Checkpoint about_;
   std::map<std::string, TensorType> types_;
   Pieces pieces_;
+  std::vector<Bytes> files_;  // as Checkpoint::files
 };
 
 // ---- Writing ------------------------------------------------------------------------------------

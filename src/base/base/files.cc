@@ -17,6 +17,7 @@
 #include "mapped.h"
 #include "piper/base/base.h"
 #include "piper/base/digester.h"
+#include "written.h"
 
 namespace piper {
 namespace {
@@ -68,8 +69,16 @@ Status write_all(int handle, std::string_view bytes, const std::string& path) {
   return ok_status();
 }
 
-Status write_and_flush(File file, std::string_view bytes, const std::string& path) {
-  PIPER_TRY(write_all(file.get(), bytes, path));
+Status write_all(int handle, std::span<const Bytes> parts, const std::string& path) {
+  for (const Bytes& part : parts) {
+    const Bytes made = part.made();
+    PIPER_TRY(write_all(handle, as_text(made.span()), path));
+  }
+  return ok_status();
+}
+
+Status write_and_flush(File file, std::span<const Bytes> parts, const std::string& path) {
+  PIPER_TRY(write_all(file.get(), parts, path));
   if (fsync(file.get()) != 0) return cannot("write", path, errno);
   // Some file systems report a full disk only here.
   if (close(file.release()) != 0) return cannot("write", path, errno);
@@ -161,10 +170,10 @@ Result<Bytes> map_file(const std::string& path) {
 namespace {
 
 // A device or a pipe takes what is written to it; a file renamed to its place would destroy it.
-Status write_in_place(const std::string& path, std::string_view bytes) {
+Status write_in_place(const std::string& path, std::span<const Bytes> parts) {
   const File file(open(path.c_str(), O_WRONLY | O_CLOEXEC));
   if (file.get() < 0) return cannot("write", path, errno).with_code(ExitCode::kStorage);
-  Status written = write_all(file.get(), bytes, path);
+  Status written = write_all(file.get(), parts, path);
   if (!written) return std::move(written).error().with_code(ExitCode::kStorage);
   return ok_status();
 }
@@ -237,11 +246,16 @@ void sweep(const std::string& path) {
 
 }  // namespace
 
-Status write_file(const std::string& link, std::string_view bytes) {
+Status write_file(const std::string& path, std::string_view bytes) {
+  const Bytes whole{nullptr, reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()};
+  return write_parts(path, std::span(&whole, 1));
+}
+
+Status write_parts(const std::string& link, std::span<const Bytes> parts) {
   std::error_code ignored;
   const std::filesystem::file_status about = std::filesystem::status(link, ignored);
   if (std::filesystem::exists(about) && !std::filesystem::is_regular_file(about))
-    return write_in_place(link, bytes);
+    return write_in_place(link, parts);
   // Not the link is replaced, but what it leads to.
   const std::string path =
       std::filesystem::exists(about) && std::filesystem::is_symlink(link, ignored)
@@ -251,14 +265,16 @@ Status write_file(const std::string& link, std::string_view bytes) {
   auto beside = create_beside(path);
   if (!beside) return std::move(beside).error();
   const std::string name = beside->name;
-  Status written = write_and_flush(std::move(beside->file), bytes, path);
+  Status written = write_and_flush(std::move(beside->file), parts, path);
   if (written && rename(name.c_str(), path.c_str()) != 0)
     written = cannot("write", path, errno).with_code(ExitCode::kStorage);
   if (!written) {
+    size_t bytes = 0;
+    for (const Bytes& part : parts) bytes += part.size;
     unlink(name.c_str());
     return std::move(written)
         .error()
-        .with_note(room_for(bytes.size(), path))
+        .with_note(room_for(bytes, path))
         .with_code(ExitCode::kStorage);
   }
   const std::string folder = folder_of(path);

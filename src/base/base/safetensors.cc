@@ -8,6 +8,8 @@
 
 #include "piper/base/data.h"
 #include "piper/base/digester.h"
+#include "piper/base/known_tensors.h"
+#include "written.h"
 
 namespace piper {
 namespace {
@@ -15,22 +17,23 @@ namespace {
 using Json = nlohmann::ordered_json;
 constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
 
-// An element type of a file: one of a plan, or an integer that plans do not have.
+// An element type of a file: one of a plan, an integer that plans do not have, or any other, of
+// which only the name is known.
 struct Element {
-  std::string_view name;
-  int bytes = 0;
+  std::string name;
+  int bytes = 0;  // 0: it is none that is read
   std::optional<DType> dtype;
 };
 
-std::optional<Element> element_of(const std::string& name) {
+Element element_of(const std::string& name) {
   for (int i = 0; i < kNumDTypes; ++i)
     if (const DTypeInfo& row = info(static_cast<DType>(i)); name == row.safetensors)
-      return Element{row.safetensors, row.bytes, row.dtype};
+      return {name, row.bytes, row.dtype};
   constexpr std::pair<std::string_view, int> kIntegers[] = {
       {"U8", 1}, {"I8", 1}, {"U16", 2}, {"I16", 2}, {"U32", 4}};
   for (const auto& [integer, bytes] : kIntegers)
-    if (name == integer) return Element{integer, bytes, std::nullopt};
-  return std::nullopt;
+    if (name == integer) return {name, bytes, std::nullopt};
+  return {name, 0, std::nullopt};
 }
 
 // Returns elements × size of one, or nothing when a dim is negative or the product overflows.
@@ -70,11 +73,9 @@ Result<Entry> parse_entry(const SourceSpan& at, const std::string& name, const J
     return fail(at, "tensor '{}' needs dtype, shape and data_offsets", shown);
   Entry entry;
   entry.tensor.name = name;
-  const std::string dtype = json["dtype"].get<std::string>();
-  const auto known = element_of(dtype);
-  if (!known) return wrong_element(at, name, dtype);
-  entry.element = *known;
-  if (known->dtype) entry.tensor.type.dtype = *known->dtype;
+  entry.element = element_of(json["dtype"].get<std::string>());
+  const std::optional<DType> dtype = entry.element.dtype;
+  if (dtype) entry.tensor.type.dtype = *dtype;
   for (const Json& dim : json["shape"]) {
     if (!is_size(dim)) return fail(at, "tensor '{}' has a dim that is no size", shown);
     entry.tensor.type.shape.push_back(dim.get<int64_t>());
@@ -87,10 +88,11 @@ Result<Entry> parse_entry(const SourceSpan& at, const std::string& name, const J
     return fail(at, "tensor '{}' needs two data_offsets", shown);
   entry.begin = offsets[0].get<uint64_t>();
   entry.end = offsets[1].get<uint64_t>();
-  const auto bytes = checked_bytes(known->bytes, entry.tensor.type.shape);
-  if (entry.end < entry.begin || !bytes || *bytes != entry.end - entry.begin)
+  const auto bytes = checked_bytes(entry.element.bytes, entry.tensor.type.shape);
+  if (entry.end < entry.begin ||
+      (entry.element.bytes > 0 && (!bytes || *bytes != entry.end - entry.begin)))
     return fail(at, "tensor '{}' is {}{} but its data_offsets are [{}, {})", shown,
-                known->dtype ? info(*known->dtype).name : known->name,
+                dtype ? info(*dtype).name : quote_control(entry.element.name),
                 to_string(entry.tensor.type.shape), entry.begin, entry.end);
   return entry;
 }
@@ -197,14 +199,20 @@ Result<std::map<std::string, std::string>> read_safetensors_metadata(const std::
 }
 
 Result<std::vector<NamedTensor>> read_safetensors(const std::string& path) {
+  PIPER_ASSIGN(KnownTensors known, read_known_safetensors(path));
+  if (known.foreign.empty()) return std::move(known.tensors);
+  return wrong_element(SourceSpan{path}, known.foreign[0].first, known.foreign[0].second);
+}
+
+Result<KnownTensors> read_known_safetensors(const std::string& path) {
   PIPER_ASSIGN(std::vector<Entry> entries, read_entries(path));
-  std::vector<NamedTensor> tensors;
-  for (Entry& entry : entries) {
-    if (!entry.element.dtype)
-      return wrong_element(SourceSpan{path}, entry.tensor.name, entry.element.name);
-    tensors.push_back(std::move(entry.tensor));
-  }
-  return tensors;
+  KnownTensors known;
+  for (Entry& entry : entries)
+    if (entry.element.dtype)
+      known.tensors.push_back(std::move(entry.tensor));
+    else
+      known.foreign.emplace_back(std::move(entry.tensor.name), std::move(entry.element.name));
+  return known;
 }
 
 Result<std::vector<StoredArray>> read_safetensors_arrays(const std::string& path) {
@@ -212,6 +220,7 @@ Result<std::vector<StoredArray>> read_safetensors_arrays(const std::string& path
   std::vector<StoredArray> arrays;
   for (Entry& entry : entries) {
     const Element& element = entry.element;
+    if (element.bytes == 0) return wrong_element(SourceSpan{path}, entry.tensor.name, element.name);
     if (!element.dtype) entry.tensor.type.dtype = element.bytes < 4 ? DType::kI32 : DType::kI64;
     arrays.push_back({std::move(entry.tensor), element.bytes, element.name[0] != 'U'});
   }
@@ -220,6 +229,9 @@ Result<std::vector<StoredArray>> read_safetensors_arrays(const std::string& path
 
 Result<std::optional<IntegerList>> read_safetensors_list(const std::string& path) {
   PIPER_ASSIGN(const std::vector<Entry> entries, read_entries(path));
+  for (const Entry& entry : entries)
+    if (entry.element.bytes == 0)
+      return wrong_element(SourceSpan{path}, entry.tensor.name, entry.element.name);
   if (entries.size() != 1) return std::optional<IntegerList>();
   const auto& [tensor, element, begin, end] = entries[0];
   const char kind = element.name[0];
@@ -257,12 +269,11 @@ std::string safetensors_header(std::span<const NamedTensor> tensors,
 
 Status write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                          std::span<const std::pair<std::string, std::string>> metadata) {
-  std::string bytes = safetensors_header(tensors, metadata);
-  size_t end = bytes.size();
-  for (const NamedTensor& tensor : tensors) end += tensor.data.size;
-  bytes.reserve(end);
-  for (const NamedTensor& tensor : tensors) bytes += as_text(tensor.data.made().span());
-  return write_file(path, bytes);
+  const std::string header = safetensors_header(tensors, metadata);
+  std::vector<Bytes> parts{
+      {nullptr, reinterpret_cast<const std::byte*>(header.data()), header.size()}};
+  for (const NamedTensor& tensor : tensors) parts.push_back(tensor.data);
+  return write_parts(path, parts);
 }
 
 Result<std::string> write_safetensors_part(const std::string& path,

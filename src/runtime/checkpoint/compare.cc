@@ -27,19 +27,18 @@ void add_block(const std::vector<double>& a, const std::vector<double>& b, Tenso
 }
 
 template <class Value>
-Result<std::vector<Value>> read_block(const CheckpointReader& reader, const std::string& name,
-                                      Held held) {
+Result<std::vector<Value>> read_block(const StoredTensor& tensor, const Held& held) {
   std::vector<Value> values(static_cast<size_t>(held.count * info(held.whole.dtype).bytes) /
                             sizeof(Value));
-  PIPER_TRY(reader.read(name, held, reinterpret_cast<std::byte*>(values.data())));
+  PIPER_TRY(tensor.read(held, reinterpret_cast<std::byte*>(values.data())));
   return values;
 }
 
 // Integers have no distance: those that differ are counted.
-Status add_integers(const CheckpointReader& a, const CheckpointReader& b, const std::string& name,
-                    const Held& held, TensorDiff& diff) {
-  PIPER_ASSIGN(const auto left, read_block<char>(a, name, held));
-  PIPER_ASSIGN(const auto right, read_block<char>(b, name, held));
+Status add_integers(const StoredTensor& a, const StoredTensor& b, const Held& held,
+                    TensorDiff& diff) {
+  PIPER_ASSIGN(const auto left, read_block<char>(a, held));
+  PIPER_ASSIGN(const auto right, read_block<char>(b, held));
   const auto size = static_cast<size_t>(info(held.whole.dtype).bytes);
   for (size_t at = 0; at < left.size(); at += size)
     diff.differing += std::memcmp(&left[at], &right[at], size) != 0;
@@ -52,16 +51,18 @@ Result<TensorDiff> compare_elements(const CheckpointReader& a, const CheckpointR
   const TensorType &left = a.types().at(name), &right = b.types().at(name);
   TensorDiff diff{name};
   diff.elements = num_elements(left.shape);
+  PIPER_ASSIGN(const StoredTensor in_a, a.find(name));
+  PIPER_ASSIGN(const StoredTensor in_b, b.find(name));
   for (int64_t first = 0; first < diff.elements; first += kDiffBlock) {
     Held held{left, {}, first, std::min(kDiffBlock, diff.elements - first)};
     const int64_t before = diff.differing;
     TensorDiff bits;
-    if (left == right) PIPER_TRY(add_integers(a, b, name, held, bits));
+    if (left == right) PIPER_TRY(add_integers(in_a, in_b, held, bits));
     if (left == right && bits.differing == 0) continue;
     if (info(left.dtype).is_float) {
       held.whole.dtype = DType::kF64;
-      PIPER_ASSIGN(const auto x, read_block<double>(a, name, held));
-      PIPER_ASSIGN(const auto y, read_block<double>(b, name, held));
+      PIPER_ASSIGN(const auto x, read_block<double>(in_a, held));
+      PIPER_ASSIGN(const auto y, read_block<double>(in_b, held));
       add_block(x, y, diff);
     }
     diff.differing = std::max(diff.differing, before + bits.differing);

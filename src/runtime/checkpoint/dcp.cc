@@ -117,7 +117,7 @@ class DcpReader {
   DcpReader(std::string folder, std::string path, const Pickle& pickle)
       : folder_(std::move(folder)), path_(std::move(path)), pickle_(pickle) {}
 
-  Result<DcpTensors> read() {
+  Result<FoundTensors> read() {
     const uint32_t root = pickle_.root();
     const auto states = pickle_.field(root, "state_dict_metadata");
     const auto places = pickle_.field(root, "storage_data");
@@ -267,12 +267,12 @@ class DcpReader {
   const Pickle& pickle_;
   std::map<std::pair<std::string, Shape>, Place> places_;
   std::map<std::string, Bytes> files_;
-  DcpTensors found_;
+  FoundTensors found_;
 };
 
 }  // namespace
 
-Result<DcpTensors> read_dcp(const std::string& folder) {
+Result<FoundTensors> read_dcp(const std::string& folder) {
   const std::string path = folder + "/" + kDcpFile;
   PIPER_ASSIGN(const Bytes bytes, map_file(path));
   if (bytes.size > kMaxMetadata)

@@ -58,11 +58,12 @@ Result<std::string> stream_tensors(std::span<const Exported> tensors, const Meta
   if (!put(safetensors_header(sizes_of(tensors), metadata))) return cannot();
   std::vector<std::byte> block;
   for (const Exported& one : tensors) {
+    PIPER_ASSIGN(const StoredTensor tensor, one.from->find(one.source));
     const int64_t elements = num_elements(one.type.shape);
     for (int64_t first = 0; first < elements; first += kCopyBlock) {
       const Held held{one.type, {}, first, std::min(kCopyBlock, elements - first)};
       block.resize(static_cast<size_t>(held.count * info(one.type.dtype).bytes));
-      PIPER_TRY(one.from->read(one.source, held, block.data()));
+      PIPER_TRY(tensor.read(held, block.data()));
       if (!put(as_text(block))) return cannot();
     }
   }

@@ -14,6 +14,12 @@
 
 namespace piper {
 
+int flush_and_forget(int file) {
+  if (fsync(file) != 0) return errno;
+  posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);  // advice: a file system may not take it
+  return 0;
+}
+
 Status check_new(const std::string& file, bool replace) {
   std::error_code ignored;
   if (replace || !std::filesystem::exists(file, ignored)) return ok_status();
@@ -29,10 +35,9 @@ namespace {
 // Makes what was written last, before the file takes the place of an older one.
 Status flush_file(const std::string& file) {
   const int opened = open(file.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool flushed = opened >= 0 && fsync(opened) == 0;
-  const int problem = errno;
+  const int problem = opened < 0 ? errno : flush_and_forget(opened);
   if (opened >= 0) close(opened);
-  if (flushed) return ok_status();
+  if (problem == 0) return ok_status();
   return fail("cannot write '{}': {}", file, std::strerror(problem)).with_code(ExitCode::kStorage);
 }
 

@@ -10,6 +10,9 @@ namespace piper {
 inline constexpr const char* kIndexFile = "model.safetensors.index.json";
 inline constexpr const char* kOnlyFile = "model.safetensors";
 
+// Flushes an open file to its disk, and lets the system forget the pages that it keeps of it: what
+// is read next comes from there, where the file system keeps no other copy. Returns 0, or errno.
+int flush_and_forget(int file);
 // Refuses a file that is there, unless it is to be replaced.
 Status check_new(const std::string& file, bool replace);
 // Writes by `write`, which returns the digest of what it wrote to the path it is given, reads that

@@ -1,12 +1,14 @@
 // Parameters from other programs, for piper-run --init: folders of Hugging Face and distributed
 // checkpoints of PyTorch. Called by piper-checkpoint.
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <set>
 
 #include "boxes.h"
 #include "dcp.h"
 #include "files.h"
-#include "piper/base/data.h"
+#include "piper/base/known_tensors.h"
 #include "piper/runtime/checkpoint_tools.h"
 
 namespace piper {
@@ -49,29 +51,32 @@ Error no_weights(const std::string& folder) {
           "under Checkpoints");
 }
 
-// Returns the tensors of all files of a folder of Hugging Face.
-Result<std::vector<NamedTensor>> read_huggingface(const std::string& folder) {
+// Returns the tensors of all files of a folder of Hugging Face, and names those of other types.
+Result<FoundTensors> read_huggingface(const std::string& folder) {
   PIPER_ASSIGN(const auto files, read_index(folder));
-  std::vector<NamedTensor> tensors;
+  FoundTensors all;
   std::set<std::string> names;
   for (const auto& [name, expected] : files) {
     const std::string path = folder + "/" + name;
     std::error_code ignored;
     if (!std::filesystem::exists(path, ignored) && expected.empty()) return no_weights(folder);
-    PIPER_ASSIGN(std::vector<NamedTensor> read, read_safetensors(path));
+    PIPER_ASSIGN(KnownTensors read, read_known_safetensors(path));
     std::set<std::string> own;
-    for (NamedTensor& tensor : read) {
-      own.insert(tensor.name);
-      if (!names.insert(tensor.name).second)
-        return fail(SourceSpan{path}, "another file has '{}', too", quote_control(tensor.name));
-      tensors.push_back(std::move(tensor));
+    for (const NamedTensor& tensor : read.tensors) own.insert(tensor.name);
+    for (const auto& [foreign, type] : read.foreign) {
+      own.insert(foreign);
+      all.foreign.push_back(fmt::format("{} ({})", foreign, type));
     }
+    for (const std::string& one : own)
+      if (!names.insert(one).second)
+        return fail(SourceSpan{path}, "another file has '{}', too", quote_control(one));
+    std::ranges::move(read.tensors, std::back_inserter(all.tensors));
     for (const std::string& one : expected)
       if (!own.contains(one))
         return fail(SourceSpan{path}, "it lacks '{}', which the index says it has",
                     quote_control(one));
   }
-  return tensors;
+  return all;
 }
 
 // Takes from the tensors those whose names begin with `strip`, gives them names without it and with
@@ -108,12 +113,7 @@ void list_names(std::string& text, const std::vector<std::string>& names, const 
 Result<std::string> import_parameters(const std::string& folder, const CheckpointImport& options,
                                       const std::string& file) {
   PIPER_TRY(check_new(file, options.replace));
-  DcpTensors found;
-  if (options.is_dcp) {
-    PIPER_ASSIGN(found, read_dcp(folder));
-  } else {
-    PIPER_ASSIGN(found.tensors, read_huggingface(folder));
-  }
+  PIPER_ASSIGN(FoundTensors found, options.is_dcp ? read_dcp(folder) : read_huggingface(folder));
   std::vector<std::string> left;
   PIPER_ASSIGN(const std::vector<NamedTensor> tensors,
                rename(std::move(found.tensors), options.strip_prefix, options.add_prefix, left));

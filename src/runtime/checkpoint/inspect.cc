@@ -111,8 +111,12 @@ Result<std::vector<std::string>> find_checkpoints(const std::string& path) {
 Result<CheckpointReader> open_newest(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::is_regular_file(path, ignored)) return CheckpointReader::open_tensors(path);
-  PIPER_ASSIGN(const std::vector<std::string> folders, find_checkpoints(path));
-  return CheckpointReader::open(file_storage(), folders.back());
+  for (;;) {
+    PIPER_ASSIGN(const std::vector<std::string> folders, find_checkpoints(path));
+    Result<CheckpointReader> reader = CheckpointReader::open(file_storage(), folders.back());
+    if (reader || folders.back() == path || std::filesystem::exists(folders.back(), ignored))
+      return reader;
+  }  // the job that writes there has removed it meanwhile, and has a newer one
 }
 
 Result<std::string> describe_checkpoint(const std::string& folder, bool tensors, bool json) {
@@ -171,6 +175,10 @@ Result<std::vector<std::string>> find_damage(const std::string& folder) {
   PIPER_ASSIGN(const Checkpoint about, read_about(folder));
   std::vector<std::string> damage;
   const auto reader = CheckpointReader::open(file_storage(), folder);
+  if (std::error_code ignored; !reader && !std::filesystem::exists(folder, ignored))
+    return fail("'{}' was removed while it was read", quote_control(folder))
+        .with_code(ExitCode::kStorage)
+        .with_note("help: a job keeps the checkpoints in its folder that --keep names");
   if (!reader)
     return std::vector<std::string>{reader.error().at.file + ": " + reader.error().message};
   for (size_t k = 0; k < about.files.size(); ++k)

@@ -25,8 +25,11 @@ Json to_json(const Checkpoint& from) {
   json["step"] = from.step;
   json["samples"] = from.samples;
   if (from.skipped > 0) json["steps_skipped"] = from.skipped;
-  json["sources"] = Json::object();
-  for (const auto& [name, samples] : from.sources) json["sources"][name] = samples;
+  for (const auto& [key, counts] :
+       {std::pair("sources", &from.sources), std::pair("epochs", &from.epochs)}) {
+    json[key] = Json::object();
+    for (const auto& [name, samples] : *counts) json[key][name] = samples;
+  }
   json["loss"] = from.loss && std::isfinite(*from.loss) ? Json(*from.loss) : Json(nullptr);
   if (from.evaluation_loss && std::isfinite(*from.evaluation_loss))
     json["evaluation_loss"] = *from.evaluation_loss;
@@ -139,6 +142,15 @@ bool take_files(const Json& list, std::vector<CheckpointFile>& files) {
          }) == files.end();
 }
 
+bool take_counts(const Json& json, std::vector<std::pair<std::string, int64_t>>& to) {
+  if (!json.is_object()) return false;
+  for (const auto& [name, count] : json.items()) {
+    if (!count.is_number_unsigned() || count.get<uint64_t>() > uint64_t{INT64_MAX}) return false;
+    to.emplace_back(name, count.get<int64_t>());
+  }
+  return true;
+}
+
 bool take_all(const Json& json, Checkpoint& to) {
   Taker take{json};
   take.number("step", to.step);
@@ -153,15 +165,12 @@ bool take_all(const Json& json, Checkpoint& to) {
   take.text("model_digest", to.model_digest);
   take.text("strategy_text", to.strategy_text);
   for (const char* key :
-       {"sources", "data_files", "loss", "data_seed", "shuffle", "states", "files"})
+       {"sources", "epochs", "data_files", "loss", "data_seed", "shuffle", "states", "files"})
     take.find(key);
-  if (!take.good || !json["sources"].is_object() || !json["data_files"].is_object() ||
+  if (!take.good || !take_counts(json["sources"], to.sources) ||
+      !take_counts(json["epochs"], to.epochs) || !json["data_files"].is_object() ||
       !json["data_seed"].is_number_unsigned() || !json["shuffle"].is_boolean())
     return false;
-  for (const auto& [name, samples] : json["sources"].items()) {
-    if (!samples.is_number_unsigned()) return false;
-    to.sources.emplace_back(name, samples.get<int64_t>());
-  }
   for (const auto& [path, content] : json["data_files"].items()) {
     if (!content.is_string()) return false;
     to.data_files.emplace_back(path, content.get<std::string>());

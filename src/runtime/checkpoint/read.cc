@@ -82,51 +82,6 @@ int64_t convert(DType from, const std::byte* source, DType to, std::byte* target
   return too_large;
 }
 
-// Runs of a tensor's elements that some piece has, ascending in the whole, no two with the same
-// element: pieces that overlap hold the same there, which piper-checkpoint verifies.
-struct SourceRun {
-  int64_t whole = 0, count = 0;
-  const std::byte* data = nullptr;
-};
-
-std::vector<SourceRun> source_runs(const std::vector<CheckpointReader::Piece>& pieces,
-                                   int64_t size) {
-  std::vector<SourceRun> runs;
-  for (const CheckpointReader::Piece& piece : pieces)
-    for (const ElementRun& run : runs_of(piece.held, /*packed=*/true))
-      runs.push_back({run.whole, run.count, piece.data.data + run.at * size});
-  std::stable_sort(runs.begin(), runs.end(),
-                   [](const SourceRun& a, const SourceRun& b) { return a.whole < b.whole; });
-  int64_t end = 0;
-  for (SourceRun& run : runs) {
-    const int64_t known = std::clamp(end - run.whole, int64_t{0}, run.count);
-    run = {run.whole + known, run.count - known, run.data + known * size};
-    end = std::max(end, run.whole + run.count);
-  }
-  std::erase_if(runs, [](const SourceRun& run) { return run.count == 0; });
-  return runs;
-}
-
-// Fills the elements of a target run from runs that begin at or before it; returns the first
-// element that nobody has, or the end.
-int64_t fill_run(const std::vector<SourceRun>& sources, const ElementRun& target, DType from,
-                 DType to, std::byte* at, int64_t& too_large) {
-  const int64_t in = info(from).bytes, out = info(to).bytes;
-  int64_t next = target.whole;
-  const int64_t end = target.whole + target.count;
-  auto source = std::upper_bound(sources.begin(), sources.end(), next,
-                                 [](int64_t w, const SourceRun& run) { return w < run.whole; });
-  if (source != sources.begin()) --source;
-  for (; source != sources.end() && next < end && source->whole <= next; ++source) {
-    const int64_t count = std::min(end, source->whole + source->count) - next;
-    if (count <= 0) continue;
-    too_large += convert(from, source->data + (next - source->whole) * in, to,
-                         at + (target.at + next - target.whole) * out, count);
-    next += count;
-  }
-  return next;
-}
-
 }  // namespace
 
 Result<CheckpointReader> CheckpointReader::open(Storage& storage, const std::string& folder) {
@@ -134,12 +89,14 @@ Result<CheckpointReader> CheckpointReader::open(Storage& storage, const std::str
   auto text = storage.read(path);
   if (!text) return damaged(path, "there is no checkpoint.json: " + text.error().message);
   CheckpointReader reader;
-  reader.storage_ = &storage;
   reader.folder_ = folder;
   PIPER_ASSIGN(reader.about_, parse_checkpoint(as_text(text->span()), path));
   for (const CheckpointFile& file : reader.about_.files) {
     Status added = add_file(folder + "/" + file.name, reader.types_, reader.pieces_);
     if (!added) return std::move(added).error().with_code(ExitCode::kStorage);
+    auto bytes = storage.read(folder + "/" + file.name);
+    if (!bytes) return std::move(bytes).error().with_code(ExitCode::kStorage);
+    reader.files_.push_back(*std::move(bytes));
   }
   return reader;
 }
@@ -165,38 +122,84 @@ CheckpointReader CheckpointReader::of_memory(std::string name, Checkpoint about,
 Status CheckpointReader::verify(size_t index) const {
   const CheckpointFile& file = about_.files[index];
   const std::string path = folder_ + "/" + file.name;
-  auto bytes = storage_->read(path);
-  if (!bytes) return std::move(bytes).error().with_code(ExitCode::kStorage);
-  if (std::ssize(bytes->span()) != file.bytes)
+  const Bytes& bytes = files_[index];
+  if (std::ssize(bytes.span()) != file.bytes)
     return damaged(path,
-                   fmt::format("it has {} bytes, the checkpoint says {}", bytes->size, file.bytes));
-  if (digest(as_text(bytes->span())) != file.digest)
+                   fmt::format("it has {} bytes, the checkpoint says {}", bytes.size, file.bytes));
+  if (digest(as_text(bytes.span())) != file.digest)
     return damaged(path, "its content does not match its digest");
   return ok_status();
 }
 
-Status CheckpointReader::read(const std::string& name, const Held& held, std::byte* to) const {
+Result<StoredTensor> CheckpointReader::find(const std::string& name) const {
+  StoredTensor tensor;
+  tensor.name_ = fmt::format("'{}' of {}", quote_control(name), folder_);
   const auto found = types_.find(name);
-  const auto bad = [&](std::string what) {
-    return fail("'{}' of {}: {}", quote_control(name), folder_, what).with_code(ExitCode::kInput);
-  };
-  if (found == types_.end()) return bad("it is not there");
-  const TensorType& stored = found->second;
-  const DType from = stored.dtype, wanted = held.whole.dtype;
-  if (stored.shape != held.whole.shape ||
-      (from != wanted && (!info(from).is_float || !info(wanted).is_float)))
-    return bad(fmt::format("it is {}, and {} is wanted", to_string(stored), to_string(held.whole)));
-  const std::vector<SourceRun> sources = source_runs(pieces(name), info(from).bytes);
-  int64_t too_large = 0;
-  for (const ElementRun& target : runs_of(held, /*packed=*/false)) {
-    const int64_t filled = fill_run(sources, target, from, wanted, to, too_large);
-    if (filled < target.whole + target.count)
-      return bad(fmt::format("no file has its element {}", filled));
+  if (found == types_.end())
+    return fail("{}: it is not there", tensor.name_).with_code(ExitCode::kInput);
+  tensor.type_ = found->second;
+  const int64_t size = info(tensor.type_.dtype).bytes;
+  std::vector<StoredTensor::Run>& runs = tensor.runs_;
+  for (const Piece& piece : pieces(name))
+    for (const ElementRun& run : runs_of(piece.held, /*packed=*/true))
+      runs.push_back({run.whole, run.count, piece.data.data + run.at * size});
+  std::stable_sort(runs.begin(), runs.end(),
+                   [](const auto& a, const auto& b) { return a.whole < b.whole; });
+  // Pieces that overlap hold the same there, which piper-checkpoint verifies: the first one counts.
+  int64_t end = 0;
+  for (StoredTensor::Run& run : runs) {
+    const int64_t known = std::clamp(end - run.whole, int64_t{0}, run.count);
+    run = {run.whole + known, run.count - known, run.data + known * size};
+    end = std::max(end, run.whole + run.count);
   }
+  std::erase_if(runs, [](const auto& run) { return run.count == 0; });
+  return tensor;
+}
+
+// Copies elements [first, end) to `at`; returns the first one that no file has, or the end.
+int64_t StoredTensor::fill(int64_t first, int64_t end, DType to, std::byte* at,
+                           int64_t& too_large) const {
+  const int64_t in = info(type_.dtype).bytes, out = info(to).bytes;
+  int64_t next = first;
+  auto source = std::upper_bound(runs_.begin(), runs_.end(), next,
+                                 [](int64_t w, const Run& run) { return w < run.whole; });
+  if (source != runs_.begin()) --source;
+  for (; source != runs_.end() && next < end && source->whole <= next; ++source) {
+    const int64_t count = std::min(end, source->whole + source->count) - next;
+    if (count <= 0) continue;
+    too_large += convert(type_.dtype, source->data + (next - source->whole) * in, to,
+                         at + (next - first) * out, count);
+    next += count;
+  }
+  return next;
+}
+
+Status StoredTensor::read(const Held& held, std::byte* to) const {
+  const auto bad = [&](std::string what) {
+    return fail("{}: {}", name_, what).with_code(ExitCode::kInput);
+  };
+  const DType from = type_.dtype, wanted = held.whole.dtype;
+  if (type_.shape != held.whole.shape ||
+      (from != wanted && (!info(from).is_float || !info(wanted).is_float)))
+    return bad(fmt::format("it is {}, and {} is wanted", to_string(type_), to_string(held.whole)));
+  int64_t too_large = 0, filled = 0, end = 0;
+  for (int64_t at = 0; at < held.count && filled == end;) {
+    const Held::Run run = held.run_at(at);
+    at += run.count;
+    if (run.whole < 0) continue;
+    end = run.whole + run.count;
+    filled = fill(run.whole, end, wanted, to + run.held * info(wanted).bytes, too_large);
+  }
+  if (filled < end) return bad(fmt::format("no file has its element {}", filled));
   if (too_large > 0)
     return bad(fmt::format("{} of its elements are too large for {}", too_large, info(wanted).name))
         .with_note("help: bf16 holds what f32 does");
   return ok_status();
+}
+
+Status CheckpointReader::read(const std::string& name, const Held& held, std::byte* to) const {
+  PIPER_ASSIGN(const StoredTensor tensor, find(name));
+  return tensor.read(held, to);
 }
 
 }  // namespace piper

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "files.h"
 #include "piper/base/folders.h"
 #include "piper/runtime/checkpoint.h"
 
@@ -66,7 +67,8 @@ class FileStorage : public Storage {
     const Handle file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (file.number < 0) return refused("write", path, errno);
     for (const std::string_view part : parts) PIPER_TRY(write_all(file, part, path));
-    if (fsync(file.number) != 0) return refused("write", path, errno);
+    if (const int problem = flush_and_forget(file.number); problem != 0)
+      return refused("write", path, problem);
     return flush_folder(folder);
   }
 

@@ -1,0 +1,12 @@
+// Files that are written in parts, for the writers of this room.
+#pragma once
+
+#include "piper/base/base.h"
+
+namespace piper {
+
+// Does what write_file does, with the parts one after the other. Deferred ones are made one at a
+// time.
+Status write_parts(const std::string& path, std::span<const Bytes> parts);
+
+}  // namespace piper
