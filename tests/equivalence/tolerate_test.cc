@@ -221,9 +221,9 @@ TEST_F(Tolerate, BadInput) {
   std::filesystem::create_directory(path("broken"));
   for (const char* index :
        {"", "[]", "{\"format\":\"piper worlds\",\"format_version\":9}",
-        "{\"format\":\"piper worlds\",\"format_version\":1,\"sets\":[{\"ranks\":2,\"folder\":"
+        "{\"format\":\"piper worlds\",\"format_version\":2,\"sets\":[{\"ranks\":2,\"folder\":"
         "\"../../etc\"}],\"missing\":[]}",
-        "{\"format\":\"piper worlds\",\"format_version\":1,\"sets\":[],\"missing\":[]}"}) {
+        "{\"format\":\"piper worlds\",\"format_version\":2,\"sets\":[],\"missing\":[]}"}) {
     std::ofstream(path("broken/worlds.json")) << index;
     const auto worlds = read_plan_folder(path("broken"));
     EXPECT_TRUE(!worlds && worlds.error().code == ExitCode::kPlan) << index;

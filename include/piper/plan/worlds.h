@@ -22,6 +22,7 @@ struct PlanFolder {
     std::string directory;
     int64_t ranks = 0;       // of kWorlds
     int64_t first_step = 0;  // of kStages: it begins after so many steps; the first one after 0
+    std::string manifest;    // digest of its manifest.json, except of kOne
   };
   struct Missing {
     int64_t ranks = 0;
@@ -32,7 +33,8 @@ struct PlanFolder {
   std::vector<Missing> missing;  // of kWorlds
 };
 // Returns what the indices of the folder say, of which nothing is believed. What has none is kOne,
-// whatever else it is.
+// whatever else it is. Error (kPlan): an index was changed, or another set is where one was
+// written.
 Result<PlanFolder> read_plan_folder(const std::string& directory);
 // Returns the last part of a set's directory: "world-8", "stage-0".
 std::string name_in_folder(const PlanFolder::Set& set);

@@ -39,6 +39,12 @@ Result<std::optional<WorldsJson>> read_index(const std::string& path) {
 std::string world_folder(int64_t ranks) { return fmt::format("{}{}", kWorldPrefix, ranks); }
 std::string stage_folder(size_t stage) { return fmt::format("{}{}", kStagePrefix, stage); }
 
+bool take_digest(const WorldsJson& json, std::string& to) {
+  if (!json.contains("manifest") || !json["manifest"].is_string()) return false;
+  to = json["manifest"].get<std::string>();
+  return true;
+}
+
 bool take_ranks(const WorldsJson& json, int64_t& ranks) {
   if (!json.is_object() || !json.contains("ranks") || !json["ranks"].is_number_unsigned())
     return false;
@@ -54,7 +60,8 @@ bool take_worlds(const WorldsJson& json, const std::string& directory, PlanFolde
     PlanFolder::Set set;
     if (!take_ranks(one, set.ranks)) return false;
     const std::string folder = world_folder(set.ranks);
-    if (one.value("folder", WorldsJson()) != folder) return false;
+    if (one.value("folder", WorldsJson()) != folder || !take_digest(one, set.manifest))
+      return false;
     set.directory = directory + "/" + folder;
     out.sets.push_back(std::move(set));
   }
@@ -79,7 +86,9 @@ bool take_stages(const WorldsJson& json, const std::string& directory, PlanFolde
       return false;
     const auto first = one["first_step"].get<int64_t>();
     if (out.sets.empty() ? first != 0 : first <= out.sets.back().first_step) return false;
-    out.sets.push_back({.directory = directory + "/" + folder, .first_step = first});
+    PlanFolder::Set set{.directory = directory + "/" + folder, .first_step = first};
+    if (!take_digest(one, set.manifest)) return false;
+    out.sets.push_back(std::move(set));
   }
   return !out.sets.empty();
 }
@@ -94,10 +103,29 @@ struct KindOfFolder {
   bool (*take)(const WorldsJson&, const std::string& directory, PlanFolder&);
 };
 constexpr KindOfFolder kFolders[] = {
-    {"worlds.json", kWorldPrefix, "piper worlds", 1,
+    {"worlds.json", kWorldPrefix, "piper worlds", 2,
      "index of plan sets that 'piperc --tolerate' wrote", take_worlds},
-    {"stages.json", kStagePrefix, "piper stages", 1,
+    {"stages.json", kStagePrefix, "piper stages", 2,
      "index of plan sets that piperc wrote for 'rampup'", take_stages}};
+
+std::string print_index(const WorldsJson& json) {
+  return json.dump(1, ' ', false, WorldsJson::error_handler_t::replace) + "\n";
+}
+
+// Returns whether an index is as it was written: steps and folders are no plans, whose digests
+// would tell.
+bool is_unchanged(WorldsJson json) {
+  const WorldsJson stated = json.value("digest", WorldsJson());
+  json.erase("digest");
+  return stated == digest(print_index(json));
+}
+
+// Returns whether a set is the one that was written with the index. One that cannot be read is:
+// whoever reads it says why not.
+bool is_own_set(const PlanFolder::Set& set) {
+  const auto text = read_text_file(set.directory + "/manifest.json", int64_t{64} << 20);
+  return !text || digest(*text) == set.manifest;
+}
 
 bool is_of(const WorldsJson& json, const KindOfFolder& kind) {
   return json.is_object() && json.value("format", WorldsJson()) == kind.format;
@@ -108,8 +136,8 @@ Status write_index(const std::string& directory, const KindOfFolder& kind, World
   json["format"] = kind.format;
   json["format_version"] = kind.version;
   json.update(contents);
-  return write_file(directory + "/" + kind.file,
-                    json.dump(1, ' ', false, WorldsJson::error_handler_t::replace) + "\n");
+  json["digest"] = digest(print_index(json));
+  return write_file(directory + "/" + kind.file, print_index(json));
 }
 
 }  // namespace
@@ -129,6 +157,11 @@ Result<PlanFolder> read_plan_folder(const std::string& directory) {
     PlanFolder folder;
     if (!is_of(*json, kind) || !kind.take(*json, directory, folder))
       return bad(fmt::format("it is no {}", kind.what));
+    if (!is_unchanged(*json)) return bad("the file was modified: it does not match its digest");
+    for (const PlanFolder::Set& set : folder.sets)
+      if (!is_own_set(set))
+        return bad(fmt::format("{} is not the plan set that was written there with it",
+                               name_in_folder(set)));
     return folder;
   }
   PlanFolder one;
@@ -164,8 +197,9 @@ Status write_worlds(std::span<const SetWithOracles> sets,
     json["sets"] = json["missing"] = WorldsJson::array();
     for (const SetWithOracles& one : sets) {
       const std::string folder = world_folder(one.set->world());
-      PIPER_TRY(write_all(one, built + "/" + folder));
-      json["sets"].push_back({{"ranks", one.set->world()}, {"folder", folder}});
+      PIPER_ASSIGN(const std::string manifest, write_all(one, built + "/" + folder));
+      json["sets"].push_back(
+          {{"ranks", one.set->world()}, {"folder", folder}, {"manifest", manifest}});
     }
     for (const PlanFolder::Missing& one : missing)
       json["missing"].push_back({{"ranks", one.ranks}, {"why", one.why}});
@@ -180,9 +214,10 @@ Status write_stages(std::span<const SetWithOracles> sets, std::span<const int64_
     WorldsJson json;
     json["stages"] = WorldsJson::array();
     for (size_t stage = 0; stage < sets.size(); ++stage) {
-      PIPER_TRY(write_all(sets[stage], built + "/" + stage_folder(stage)));
+      const std::string folder = stage_folder(stage);
+      PIPER_ASSIGN(const std::string manifest, write_all(sets[stage], built + "/" + folder));
       json["stages"].push_back(
-          {{"first_step", first_steps[stage]}, {"folder", stage_folder(stage)}});
+          {{"first_step", first_steps[stage]}, {"folder", folder}, {"manifest", manifest}});
     }
     return write_index(built, kFolders[1], std::move(json));
   });

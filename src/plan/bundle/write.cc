@@ -109,7 +109,7 @@ Result<std::string> write_params(std::span<const PlanSet* const> sets,
 
 }  // namespace
 
-Status write_all(const SetWithOracles& sets, const std::string& directory) {
+Result<std::string> write_all(const SetWithOracles& sets, const std::string& directory) {
   std::vector<const PlanSet*> all{sets.set};
   for (const PlanSet* oracle : {sets.single, sets.uncut})
     if (oracle) all.push_back(oracle);
@@ -124,8 +124,7 @@ Status write_all(const SetWithOracles& sets, const std::string& directory) {
                  write_roles(*oracle, below, {{"../" + std::string(kInitFile), params}}));
     files[std::string(name) + "/manifest.json"] = manifest;
   }
-  PIPER_ASSIGN(const std::string ignored, write_roles(*sets.set, directory, std::move(files)));
-  return ok_status();
+  return write_roles(*sets.set, directory, std::move(files));
 }
 
 namespace {
@@ -228,8 +227,9 @@ Status replace_plans(const std::string& directory, const WriteOptions& options,
 
 Status write_plan_set(const PlanSet& set, const PlanSet* single, const PlanSet* uncut,
                       const std::string& directory, const WriteOptions& options) {
-  return replace_plans(directory, options, [&](const std::string& built) {
-    return write_all({&set, single, uncut}, built);
+  return replace_plans(directory, options, [&](const std::string& built) -> Status {
+    PIPER_TRY(write_all({&set, single, uncut}, built));
+    return ok_status();
   });
 }
 
