@@ -493,6 +493,35 @@ TEST_F(Checkpoints, MetricsAreOneSeries) {
   EXPECT_EQ(counts, (std::vector<size_t>{2 + 4, 2 + 6}));  // version, begin, steps
 }
 
+// Steps are told from names that look like them and from lines that a full disk has torn; runs that
+// began before are others.
+TEST_F(Checkpoints, MetricsAreCutAtTheStepOfTheCheckpoint) {
+  const std::string run_line = "{\"run\":1,\"steps\":9}\n";
+  const std::string before = run_line + "{\"step\":9,\"loss\":1}\n" + run_line +
+                             "{\"step\":3,\"loss\":1,\"spent_ms\":{\"wait\":1.0}}\n"
+                             R"({"evaluation":"a\",\"step\":9","step":3,"loss":1})"
+                             "\n",
+                    resumed =
+                        "{\"run\":3,\"after_step\":2,\"steps\":9}\n"
+                        "{\"memory\":{\"stated_bytes\":1}}\n{\"step\":3,\"loss\":1}\n",
+                    torn = "{\"step\":3,\"spent_ms\":{\"wait\":1.0}\n", beyond = "{\"step\":4}\n",
+                    noted = "{\"memory\":{\"stated_bytes\":2}}\n";
+  const std::pair<std::string, std::string> cases[] = {
+      {before + torn + resumed + beyond + "{\"step\":5,\"lo", before + resumed},
+      {before + beyond + beyond, before},
+      {before + beyond + noted + beyond, before + noted},
+      {before + noted, before + noted}};
+  for (const auto& [file, kept] : cases) {
+    std::ofstream(path("cut.jsonl"), std::ios::binary) << file;
+    const auto [code, output] =
+        run("ddp2", "--steps 4 --resume " + path(at(kWays[1])) + " --metrics " + path("cut.jsonl"));
+    ASSERT_EQ(code, 0) << output;
+    const std::string now = read("cut.jsonl");
+    EXPECT_EQ(now.substr(0, now.rfind("{\"run\":")), kept) << file;
+    EXPECT_NE(now.find("{\"step\":4,"), now.npos);
+  }
+}
+
 TEST_F(Checkpoints, ATimeLimitEndsWithACheckpoint) {
   const auto [code, output] =
       run("ddp2", "--steps 100000 --time-limit 2s --checkpoint " + path("limited"));

@@ -637,6 +637,36 @@ TEST_F(Jobs, EvaluateSeveralSets) {
   }
 }
 
+// Where a source of a mixture would repeat, the others are not read to their end: this is said.
+TEST_F(Jobs, SayWhatOfAMixtureTheyEvaluate) {
+  const auto tokens = [&](const char* name, size_t windows) {
+    std::string text;
+    for (size_t at = 0; at <= windows * 6; ++at) text += static_cast<char>(at * at % 24);
+    folder_->write(name, text);
+  };
+  tokens("small.bin", 8);
+  tokens("large.bin", 66);
+  const auto mix = [&](const char* name, const char* weight) {
+    return folder_->write(
+        name, fmt::format("sources:\n  - {{name: a, files: small.bin, type: u8, weight: {}}}\n"
+                          "  - {{name: b, files: large.bin, type: u8, weight: 66}}\n",
+                          weight));
+  };
+  const auto [code, output] = run("--steps 1 --eval-data " + mix("mix.yaml", "66"));
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find("--eval-data 'valid': a mixture is evaluated until one of its sources "
+                        "would repeat, here after 8 of the 8 samples of 'a' and 8 of the 66 "
+                        "samples of 'b'\n"),
+            output.npos)
+      << output;
+  for (const std::string& flags : {valid(), "--eval-data " + mix("whole.yaml", "8"),
+                                   "--eval-batches 1 --eval-data " + mix("mix.yaml", "66")}) {
+    const auto [all, text] = run("--steps 1 " + flags);
+    EXPECT_EQ(all, 0) << text;
+    EXPECT_EQ(text.find("would repeat"), text.npos) << text;
+  }
+}
+
 // A signal breaks off an evaluation, which then says nothing; SIGUSR1 asks for a checkpoint.
 TEST_F(Jobs, HearSignalsWhileTheyEvaluate) {
   const std::string flags = "--steps 6 --eval-every 2 " + valid() + " --checkpoint ";

@@ -346,6 +346,57 @@ TEST_F(Switch, ABatchGrowsByTheStrategy) {
       << refused.second;
 }
 
+// An evaluation of a checkpoint is that of the job, in the plans of its stage; one of the initial
+// values is in those of the last stage.
+TEST_F(Switch, ABatchThatGrowsIsEvaluatedInItsStage) {
+  compile("grown", kPipes,
+          fmt::format("train: {{{}, global_batch: 24, rampup: [{{steps: 2, global_batch: 8}}]}}\n",
+                      kAdam),
+          "--eval");
+  const std::string valid = fmt::format("--eval-data {}:u8 ", path("valid.bin"));
+  std::ofstream(path("valid.bin"), std::ios::binary) << read("text.bin").substr(0, 66 * 32 + 1);
+  const auto evaluation = [&](const std::string& flags) {
+    std::filesystem::remove(path("e.jsonl"));
+    const auto [code, output] = run("grown", valid + flags + " --metrics " + path("e.jsonl"));
+    EXPECT_EQ(code, 0) << output;
+    const std::string lines = read("e.jsonl"), key = "{\"evaluation\":";
+    const size_t at = lines.rfind(key);
+    return at == lines.npos ? "" : lines.substr(at, lines.find(",\"ms\"", at) - at);
+  };
+  const std::string folder = path("grown-at");
+  const std::string early = evaluation("--steps 1 --checkpoint " + folder),
+                    early_again = evaluation("--eval-only --resume " + folder),
+                    late = evaluation("--steps 4 --resume " + folder + " --checkpoint " + folder),
+                    late_again = evaluation("--eval-only --resume " + folder);
+  EXPECT_EQ(early, early_again);
+  EXPECT_EQ(late, late_again);
+  EXPECT_NE(early.find("\"batches\":8"), early.npos) << early;
+  EXPECT_NE(late.find("\"batches\":2"), late.npos) << late;
+  EXPECT_NE(evaluation("--eval-only").find("\"batches\":2"), std::string::npos);
+}
+
+// Steps and folders in the index of stages are no plans, whose digests would tell of a change.
+TEST_F(Switch, StagesThatWereChangedAreRefused) {
+  compile("stages", kPipes,
+          fmt::format("train: {{{}, global_batch: 24, rampup: [{{steps: 2, global_batch: 8}}]}}\n",
+                      kAdam));
+  const std::string index = read("stages/stages.json");
+  const auto refuse = [&](const std::string& why) {
+    const auto [code, output] = run("stages", "--steps 4");
+    EXPECT_EQ(code, 4) << output;
+    EXPECT_NE(output.find(why), std::string::npos) << output;
+  };
+  std::string later = index;
+  later.replace(later.find("\"first_step\": 2"), 15, "\"first_step\": 3");
+  std::ofstream(path("stages/stages.json")) << later;
+  refuse("stages.json: error: the file was modified: it does not match its digest");
+  std::ofstream(path("stages/stages.json")) << index;
+  std::filesystem::remove_all(path("stages/stage-1"));
+  std::filesystem::copy(path("stages/stage-0"), path("stages/stage-1"),
+                        std::filesystem::copy_options::recursive);
+  refuse("stages.json: error: stage-1 is not the plan set that was written there with it");
+}
+
 // Formulas of the learning rate count the tokens that each stage has taken; 32 a sample.
 TEST_F(Switch, RatesCountTheTokensOfABatchThatGrows) {
   compile(
@@ -444,6 +495,46 @@ TEST_F(Switch, SourcesThatDoNotGoOnWhereTheyWereAreNamed) {
   const auto kept = train(on);
   EXPECT_EQ(kept.first, 0) << kept.second;
   EXPECT_EQ(kept.second.find("source '"), std::string::npos) << kept.second;
+}
+
+// The order of a source follows from how many samples it has: a job that goes on with more of them
+// is told what that means for its epoch.
+TEST_F(Switch, SourcesWithAnotherNumberOfSamplesAreNamed) {
+  std::filesystem::create_directory(path("shards"));
+  const std::string text = read("text.bin");
+  const auto write = [&](const char* name, size_t windows) {
+    std::ofstream(path(name), std::ios::binary) << text.substr(0, windows * 32 + 1);
+  };
+  const auto train = [&](const std::string& flags) {
+    const auto [code, output] =
+        run_shell(fmt::format("{}/bin/piper-run {} --data '{}:u8' --threads 1 {} 2>&1",
+                              PIPER_BINARY_DIR, path("pp2dp2"), path("shards/*.bin"), flags));
+    EXPECT_EQ(code, 0) << output;
+    return output;
+  };
+  for (const std::string order : {"", " --no-shuffle"}) {
+    std::filesystem::remove(path("shards/b.bin"));
+    write("shards/a.bin", 64);
+    const std::string folder = path(order.empty() ? "shards-drawn" : "shards-in-order");
+    train("--steps 3 --checkpoint " + folder + order);
+    write("shards/b.bin", 8);
+    const std::string said = train("--steps 4 --accept data --resume " + folder + order);
+    EXPECT_NE(said.find("has 72 samples instead of 64"), said.npos) << said;
+    EXPECT_EQ(said.find("Of the 36 samples that its epoch has given, about 18 come once more in "
+                        "it, and about 18 others do not come in it") == said.npos,
+              !order.empty())
+        << said;
+    // With as many samples the order stays.
+    write("shards/a.bin", 56);
+    const std::string alike = train("--steps 4 --accept data --resume " + folder + order);
+    EXPECT_EQ(alike.find("samples instead of"), alike.npos) << alike;
+    // Files that lie one behind the other go on elsewhere where an epoch has ended before.
+    write("shards/a.bin", 16);
+    const std::string fewer = train("--steps 4 --accept data --resume " + folder + order);
+    EXPECT_EQ(fewer.find("it goes on at sample 12 of its epoch instead of 36") != fewer.npos,
+              !order.empty())
+        << fewer;
+  }
 }
 
 // A skipped step counts in no stage: neither does the rate stand still at the begin of the next one

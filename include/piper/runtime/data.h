@@ -15,12 +15,11 @@ struct InputNeed {
   int64_t low = 0, high = -1;
   int64_t ignore = INT64_MIN;
 };
-// Sources (formats/data.md): "FILES[:u16|…][:separator=TOKEN][:pack]" of tokens, a file, a folder or
-// a pattern, cut into windows of T+1 tokens (inputs named like ids take [0,T), labels [1,T+1)) or
-// packed into sequences of whole documents;
-// "mix.yaml" of several such sources, mixed by weights;
-// "NAME=file.npy" rows; "file.safetensors" with batch/K/INPUT in order of K. Several sources
-// together cover all inputs; those of tokens are one list of files.
+// Sources (formats/data.md): "FILES[:u16|…][:separator=TOKEN][:pack]" of tokens, a file, a folder
+// or a pattern, cut into windows of T+1 tokens (inputs named like ids take [0,T), labels [1,T+1))
+// or packed into sequences of whole documents; "mix.yaml" of several such sources, mixed by
+// weights; "NAME=file.npy" rows; "file.safetensors" with batch/K/INPUT in order of K. Several
+// sources together cover all inputs; those of tokens are one list of files.
 struct DataOptions {
   std::vector<std::string> sources;
   uint64_t seed = 0;
@@ -28,6 +27,13 @@ struct DataOptions {
   // Step `first_step` begins at sample `first_sample` of the endless order of samples, which no
   // batch size changes: a job that goes on with another one goes on with the next sample.
   int64_t first_step = 0, first_sample = 0;
+};
+// Says how many samples of a source come before they repeat, and whether each epoch permutes them.
+struct SourceEpoch {
+  std::string name;
+  int64_t samples = 0;
+  bool shuffled = false;
+  bool operator==(const SourceEpoch&) const = default;
 };
 // Makes batches without state: batch(step) is a function of the options and step, so any rank and
 // any resume sees the same. No step before first_step is read.
@@ -44,6 +50,8 @@ class BatchSource {
   virtual int64_t steps() const = 0;
   // Returns how many samples the steps before `step` have taken of each source, by its name.
   virtual std::vector<std::pair<std::string, int64_t>> consumed(int64_t) const { return {}; }
+  // Returns the epochs of the same sources, in the same order.
+  virtual std::vector<SourceEpoch> epochs() const { return {}; }
   virtual int64_t tokens_per_step() const = 0;  // elements of the first integer input, or samples
   // Returns a line for each source of tokens: its files and their forms, its tokens, its windows.
   virtual std::string describe() const { return {}; }

@@ -246,6 +246,16 @@ class Batches final : public BatchSource {
     for (const ArraySource& source : arrays_) counts.emplace_back(source.name, samples);
     return counts;
   }
+  std::vector<SourceEpoch> epochs() const override {
+    std::vector<SourceEpoch> all;
+    if (tokens_) all = tokens_->epochs();
+    const bool shuffled = std::ranges::any_of(feeds_, [](const auto& feed) {
+      const auto extent = feed->extent();
+      return extent && extent->shuffled;
+    });
+    for (const ArraySource& source : arrays_) all.push_back({source.name, samples_, shuffled});
+    return all;
+  }
   int64_t tokens_per_step() const override { return tokens_per_step_; }
   std::string describe() const override { return tokens_ ? tokens_->describe() : ""; }
   std::string digest() const override {

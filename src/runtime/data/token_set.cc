@@ -234,6 +234,12 @@ std::vector<std::pair<std::string, int64_t>> TokenSet::consumed(int64_t samples)
   return counts;
 }
 
+std::vector<SourceEpoch> TokenSet::epochs() const {
+  std::vector<SourceEpoch> epochs;
+  for (const Source& source : sources_) epochs.push_back({source.name, source.windows, shuffle_});
+  return epochs;
+}
+
 std::string TokenSet::describe(const Source& source, int64_t length) {
   std::vector<std::string> forms, too_short;
   int64_t tokens = 0, documents = 0, filled = 0, left_out = 0;

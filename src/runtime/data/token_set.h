@@ -52,6 +52,7 @@ class TokenSet {
   int64_t windows() const;  // of all sources
   int64_t tokens() const;
   std::vector<std::pair<std::string, int64_t>> consumed(int64_t samples) const;
+  std::vector<SourceEpoch> epochs() const;
   const std::vector<const TokenShard*>& shards() const { return shards_; }
 
   std::string describe() const;  // a line for each source

@@ -23,7 +23,8 @@ Result<std::vector<std::string>> list_plans(const RunOptions& options,
   return all;
 }
 
-// Takes the stages of a job whose batch grows: it switches from one to the next.
+// Takes the stages of a job whose batch grows: it switches from one to the next. An evaluation is
+// of one stage: that of its checkpoint, or the last, as no step says which.
 Status take_stages(RunOptions& options) {
   PIPER_ASSIGN(const PlanFolder folder, read_plan_folder(options.plan));
   if (folder.kind != PlanFolder::Kind::kStages) return ok_status();
@@ -35,8 +36,14 @@ Status take_stages(RunOptions& options) {
   };
   if (!options.switches.empty() || !options.other_plans.empty())
     return refuse("--switch and further plans do not go together with it");
+  using How = StartOptions::How;
+  const How how = options.start.how;
+  if (options.evaluate_only && (how == How::kFresh || how == How::kInit)) {
+    options.plan = folder.sets.back().directory;
+    return ok_status();
+  }
   for (const PlanFolder::Set& stage : std::span(folder.sets).subspan(1))
-    if (stage.first_step < options.job.steps && !options.evaluate_only)
+    if (stage.first_step < options.job.steps || options.evaluate_only)
       options.switches.push_back({stage.directory, stage.first_step});
   if (!options.switches.empty() && options.job.verify.against != VerifyAgainst::kNone)
     return refuse("--verify-against compares the steps of one of them");

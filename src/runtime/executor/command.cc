@@ -133,6 +133,10 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
   PIPER_ASSIGN(loaded.start, find_start(options, control));
   while (loaded.later && loaded.start && loaded.start->step >= options.switches[0].step)
     switch_at_once(options, loaded);
+  if (options.evaluate_only) {  // of what was trained so far
+    loaded.later.reset();
+    options.switches.clear();
+  }
   if (loaded.start) {
     Start& start = *loaded.start;
     options.job.on_loaded = [&start] { start.reader.reset(); };  // its files may be removed
@@ -233,6 +237,7 @@ std::string introduce(const RunOptions& options, const Loaded& loaded, bool is_p
   const PlanSet& set = loaded.set;
   std::string text = print_cores(options.job, set, is_process) + "\n";
   if (loaded.data) text += loaded.data->describe();
+  text += describe_evaluation(options.job, set);
   if (options.evaluate_averages && !options.evaluate_only)
     text += fmt::format("evaluations are of the averages of {} parameters\n", count_averages(set));
   if (options.job.helper == HelperThread::kOn && !can_overlap(set))

@@ -114,6 +114,28 @@ Status open_evaluation(RunOptions& options, const PlanSet& set,
   return ok_status();
 }
 
+std::string describe_evaluation(const JobOptions& job, const PlanSet& plans) {
+  std::string text;
+  for (const EvaluationSet& set : job.evaluation) {
+    if (set.batches < set.data->steps()) continue;  // as --eval-batches says
+    std::vector<std::string> read;
+    int64_t most_left = 0;
+    const auto taken = set.data->consumed(set.batches);
+    for (size_t s = 0; const SourceEpoch& epoch : set.data->epochs()) {
+      const int64_t count = taken[s++].second;
+      most_left = std::max(most_left, epoch.samples - count);
+      read.push_back(fmt::format("{} of the {} samples of '{}'", count, epoch.samples,
+                                 quote_control(epoch.name)));
+    }
+    if (most_left < batch_of(plans)) continue;
+    text += fmt::format(
+        "--eval-data '{}': a mixture is evaluated until one of its sources would repeat, here "
+        "after {}\n",
+        quote_control(set.name), list_with_and(read));
+  }
+  return text;
+}
+
 std::vector<std::string> sources_of_first_set(const RunOptions& options, const PlanSet& set) {
   const auto needs = data_needs(set);
   return needs ? sets_of(options, *needs).front().second : std::vector<std::string>();

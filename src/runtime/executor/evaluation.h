@@ -9,6 +9,10 @@ namespace piper {
 Status open_evaluation(RunOptions& options, const PlanSet& set,
                        std::vector<std::unique_ptr<BatchSource>>& keep);
 
+// Returns a line for each set that is a mixture which is not read to its end: how much of which
+// source its loss is of.
+std::string describe_evaluation(const JobOptions& job, const PlanSet& plans);
+
 // Returns the sources of the first set: where nothing is trained, inputs are read from there.
 std::vector<std::string> sources_of_first_set(const RunOptions& options, const PlanSet& set);
 

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -56,48 +56,80 @@ Status check_target(const std::string& path) {
 
 namespace {
 
-// How many runs a file of metrics tells of, the line of the last one, and whether the file's last
-// line is whole.
+constexpr std::string_view kRun = "{\"run\":";  // begins the line of a run
+
+// Calls `visit` with each line, its newline included, and with what follows it.
+template <class Visit>
+void for_each_line(std::string_view text, Visit visit) {
+  while (!text.empty()) {
+    const std::string_view line = text.substr(0, std::min(text.find('\n'), text.size() - 1) + 1);
+    text.remove_prefix(line.size());
+    visit(line, text);
+  }
+}
+
+// Says what a file of metrics has: how many runs, the line of the last one, where the last one
+// begins that began at the beginning, and whether the file's last line is whole.
 struct Earlier {
   int64_t runs = 0;
   std::string last;
+  size_t first = 0;
   bool whole = true;
 };
 
-Earlier look_at(const std::string& path) {
+Earlier look_at(std::string_view text) {
   Earlier earlier;
-  std::ifstream file(path, std::ios::binary);
-  for (std::string line; std::getline(file, line); earlier.whole = !file.eof()) {
-    if (!line.starts_with("{\"run\":")) continue;
+  for_each_line(text, [&](std::string_view line, std::string_view rest) {
+    earlier.whole = line.ends_with('\n');
+    if (!line.starts_with(kRun)) return;
     ++earlier.runs;
     earlier.last = line;
-  }
+    if (line.find("\"after_step\":") == line.npos)
+      earlier.first = text.size() - rest.size() - line.size();
+  });
   return earlier;
 }
 
+Result<Earlier> look_at_file(const std::string& path) {
+  PIPER_ASSIGN(const Bytes file, map_file(path));
+  return look_at(as_text(file.span()));
+}
+
+// Returns the step of a line; −1: it is of none. A name in the line has its quotes escaped.
+int64_t step_of(std::string_view line) {
+  constexpr std::string_view kStep = "\"step\":";
+  int64_t step = -1;
+  if (const size_t at = line.find(kStep); at != line.npos)
+    std::from_chars(line.data() + at + kStep.size(), line.data() + line.size(), step);
+  return step;
+}
+
 // Removes the lines of steps after this one, of the run that is resumed and of those that it
-// resumed: runs before them that began at the beginning are others.
+// resumed: runs before them that began at the beginning are others. A file may have millions of
+// lines, while all ranks wait: only one that ends a run may be torn, and is parsed.
 Status cut_lines(const std::string& path, int64_t step) {
-  std::ifstream file(path, std::ios::binary);
-  std::vector<std::string> lines;
-  size_t first = 0;  // of the last run that began at the beginning
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("{\"run\":") && line.find("\"after_step\":") == line.npos)
-      first = lines.size();
-    lines.push_back(line + "\n");
+  std::string kept;  // if lines stay behind the first one that goes
+  size_t end = 0;    // of what stays before it
+  {
+    PIPER_ASSIGN(const Bytes file, map_file(path));
+    const std::string_view text = as_text(file.span());
+    end = text.size();
+    std::string after;
+    for_each_line(
+        text.substr(look_at(text).first), [&](std::string_view line, std::string_view rest) {
+          const bool may_be_torn = rest.empty() || rest.starts_with(kRun);
+          const bool goes = step_of(line) > step || (may_be_torn && !nlohmann::json::accept(line));
+          if (goes && end == text.size()) end -= rest.size() + line.size();
+          if (!goes && end < text.size()) after += line;
+        });
+    if (end == text.size()) return ok_status();
+    if (!after.empty()) kept = std::string(text.substr(0, end)) + after;
   }
-  if (file.bad()) return fail("cannot read {}", path).with_code(ExitCode::kStorage);
-  const auto is_beyond = [&](const std::string& line) {
-    const auto json = nlohmann::json::parse(line, nullptr, false);
-    if (json.is_discarded()) return true;  // a disk was full
-    return json.is_object() && json.contains("step") && json["step"].is_number_integer() &&
-           json["step"].get<int64_t>() > step;
-  };
-  const auto kept =
-      std::remove_if(lines.begin() + static_cast<ptrdiff_t>(first), lines.end(), is_beyond);
-  if (kept == lines.end()) return ok_status();
-  lines.erase(kept, lines.end());
-  return write_file(path, join(lines, ""));
+  if (!kept.empty()) return write_file(path, kept);
+  std::error_code problem;
+  fs::resize_file(path, end, problem);
+  if (!problem) return ok_status();
+  return fail("cannot write {}: {}", path, problem.message()).with_code(ExitCode::kStorage);
 }
 
 // Returns whether the job goes on with the run that the file ends with, so that what this one tells
@@ -133,10 +165,13 @@ Status MetricsFile::open(const std::string& path, const RunOptions& options, con
   path_ = path;
   std::error_code ignored;
   const bool is_there = fs::is_regular_file(path, ignored);
-  Earlier earlier = is_there ? look_at(path) : Earlier();
+  Earlier earlier;
+  if (is_there) {
+    PIPER_ASSIGN(earlier, look_at_file(path));
+  }
   if (is_there && goes_on(earlier, options, set)) {
     PIPER_TRY(cut_lines(path, options.job.first_step));
-    earlier = look_at(path);
+    PIPER_ASSIGN(earlier, look_at_file(path));
   }
   file_ = std::fopen(path.c_str(), "a");
   if (file_ == nullptr) return broken();

@@ -206,7 +206,7 @@ Status check_switch(const RunOptions& options, int64_t before_step, const PlanSe
                     const PlanSet& later) {
   const JobOptions& job = options.job;
   const RunOptions::Switch& next = options.switches[0];
-  if (next.step < 1 || next.step >= job.steps)
+  if (next.step < 1 || (next.step >= job.steps && !options.evaluate_only))
     return usage(
         fmt::format("--switch {}@{}: the step must be at least 1, and less than the {} of --steps",
                     next.plans, next.step, job.steps));

@@ -309,12 +309,57 @@ Status check_start(const RunOptions& options, const PlanSet& set, Start& start,
   return ok_status();
 }
 
+namespace {
+
+// Returns the number beside the name. Files on the command line are one source, whose name changes
+// with them: it is the same one as long as it shares a file with what it was.
+std::optional<int64_t> count_of(const std::vector<std::pair<std::string, int64_t>>& counts,
+                                const std::string& name, bool is_same) {
+  if (is_same && counts.size() == 1) return counts[0].second;
+  for (const auto& [other, count] : counts)
+    if (other == name) return count;
+  return std::nullopt;
+}
+
+bool shares_a_file(const Checkpoint& about, const BatchSource& data) {
+  std::set<std::string> before;
+  for (const auto& [path, content] : about.data_files) before.insert(content);
+  return std::ranges::any_of(data.contents(),
+                             [&](const auto& file) { return before.contains(file.second); });
+}
+
+// Says what becomes of a source's order if its epochs have another number of samples than before:
+// the order follows from that number. `given`: samples that the source has given.
+void tell_epoch(const SourceEpoch& now, int64_t before, int64_t given) {
+  if (now.samples == before || before <= 0 || now.samples <= 0 || given == 0) return;
+  std::string text = fmt::format("source '{}' has {} samples instead of {}",
+                                 quote_control(now.name), now.samples, before);
+  const int64_t was_at = given % before, is_at = given % now.samples;
+  if (now.shuffled) {
+    const auto all = static_cast<double>(now.samples), at = static_cast<double>(is_at);
+    const double known =
+        static_cast<double>(was_at) * std::min(1.0, all / static_cast<double>(before));
+    text += fmt::format(
+        ": its order is another one from here on. Of the {} samples that its epoch has given, "
+        "about {:.0f} come once more in it, and about {:.0f} others do not come in it",
+        was_at, known * (all - at) / all, (all - known) * at / all);
+  } else if (was_at != is_at) {
+    text += fmt::format(": it goes on at sample {} of its epoch instead of {}", is_at, was_at);
+  }
+  tell_user(text);
+}
+
+}  // namespace
+
 void tell_moved_sources(const Checkpoint& about, const BatchSource& data) {
   const auto now = data.consumed(about.step);
+  const std::vector<SourceEpoch> epochs = data.epochs();
+  const bool is_same = now.size() == 1 && shares_a_file(about, data);
   bool moved = false;
-  for (const auto& [name, before] : about.sources)
-    for (const auto& [other, count] : now) {
-      if (other != name || count == before) continue;
+  for (size_t s = 0; s < now.size(); ++s) {
+    const auto& [name, count] = now[s];
+    const int64_t before = count_of(about.sources, name, is_same).value_or(count);
+    if (count != before) {
       tell_user(count < before
                     ? fmt::format("source '{}' goes back by {} samples, which come once more",
                                   quote_control(name), before - count)
@@ -322,6 +367,9 @@ void tell_moved_sources(const Checkpoint& about, const BatchSource& data) {
                                   count - before));
       moved = true;
     }
+    if (s < epochs.size())
+      tell_epoch(epochs[s], count_of(about.epochs, name, is_same).value_or(0), count);
+  }
   if (moved)
     tell_user(
         fmt::format("help: weights of a phase with 'from: {}' hold from here on, and each "
@@ -402,6 +450,9 @@ void describe_job(const RunOptions& options, const PlanSet& set, const BatchSour
   about.shuffle = options.data.shuffle;
   about.data_digest = data == nullptr ? "" : data->digest();
   if (data != nullptr) about.data_files = data->contents();
+  if (data != nullptr)
+    for (const SourceEpoch& epoch : data->epochs())
+      about.epochs.emplace_back(epoch.name, epoch.samples);
   about.compiler = set.manifest.compiler;
   about.set_id = set.manifest.set_id;
   about.model_digest = set.manifest.model_digest;
