@@ -349,7 +349,7 @@ TEST_F(Switch, ABatchGrowsByTheStrategy) {
 // An evaluation of a checkpoint is that of the job, in the plans of its stage; one of the initial
 // values is in those of the last stage.
 TEST_F(Switch, ABatchThatGrowsIsEvaluatedInItsStage) {
-  compile("grown", kPipes,
+  compile("evaluated", kPipes,
           fmt::format("train: {{{}, global_batch: 24, rampup: [{{steps: 2, global_batch: 8}}]}}\n",
                       kAdam),
           "--eval");
@@ -357,13 +357,13 @@ TEST_F(Switch, ABatchThatGrowsIsEvaluatedInItsStage) {
   std::ofstream(path("valid.bin"), std::ios::binary) << read("text.bin").substr(0, 66 * 32 + 1);
   const auto evaluation = [&](const std::string& flags) {
     std::filesystem::remove(path("e.jsonl"));
-    const auto [code, output] = run("grown", valid + flags + " --metrics " + path("e.jsonl"));
+    const auto [code, output] = run("evaluated", valid + flags + " --metrics " + path("e.jsonl"));
     EXPECT_EQ(code, 0) << output;
     const std::string lines = read("e.jsonl"), key = "{\"evaluation\":";
     const size_t at = lines.rfind(key);
     return at == lines.npos ? "" : lines.substr(at, lines.find(",\"ms\"", at) - at);
   };
-  const std::string folder = path("grown-at");
+  const std::string folder = path("evaluated-at");
   const std::string early = evaluation("--steps 1 --checkpoint " + folder),
                     early_again = evaluation("--eval-only --resume " + folder),
                     late = evaluation("--steps 4 --resume " + folder + " --checkpoint " + folder),
