@@ -95,6 +95,82 @@ TEST_F(NonFinite, AJobGoesBackAndLeavesOutTheData) {
   }
 }
 
+// A checkpoint may hold what spoils every step after it. From the second one on that the job gets
+// no further from, it takes the one before.
+TEST_F(NonFinite, ASpoiltCheckpointIsGoneBackFromToTheOneBefore) {
+  for (const Way& way : {kWays[1], kWays[4]}) {
+    compile(way.name, way.text);
+    const std::string folder = std::string("spoilt-") + way.name,
+                      spoilt = path(folder) + "/step-000000004",
+                      aside = path(folder) + "/damaged-step-000000004";
+    ASSERT_EQ(
+        run(way.name, "--steps 4 --every 2 --checkpoint " + path(folder), "nan@0:4:update").first,
+        0);
+    const std::string flags = "--steps 6 --every 2 --on-nan rollback --checkpoint " + path(folder) +
+                              " --resume " + path(folder);
+    std::filesystem::rename(path(folder) + "/step-000000002", path("elsewhere"));
+    const auto stuck = run(way.name, flags);
+    EXPECT_EQ(stuck.first, 11) << way.name << stuck.second;  // there is no other
+    EXPECT_TRUE(std::filesystem::exists(spoilt)) << stuck.second;
+    std::filesystem::rename(path("elsewhere"), path(folder) + "/step-000000002");
+    const auto [code, output] = run(way.name, flags);
+    EXPECT_EQ(code, 0) << way.name << output;
+    EXPECT_NE(output.find("got no further than before"), std::string::npos) << output;
+    EXPECT_TRUE(std::filesystem::exists(aside)) << output;
+    // Step 5 failed twice: 1 step of data was left out, and then 5 - 2.
+    const auto reader = CheckpointReader::open(file_storage(), path(folder) + "/step-000000006");
+    ASSERT_TRUE(reader) << print_error(reader.error());
+    EXPECT_EQ(reader->about().samples, 12 * (6 + 1 + 3));
+  }
+}
+
+// Before its first checkpoint a job goes back to what it began with: the plans' values, or those of
+// another folder or file. It trains on the data after the step that failed.
+TEST_F(NonFinite, AJobWithoutACheckpointGoesBackToWhereItBegan) {
+  const std::string text = read("text.bin");
+  const size_t left_out = 3 * 12 * 32;  // three steps of 12 windows
+  std::ofstream(path("later.bin"), std::ios::binary) << text.substr(left_out);
+  const std::string train =
+      "train: {global_batch: 12, optimizer: {adamw: {lr: 1e-3}}, clip_norm: "
+      "1.0}\n";
+  for (const Way& way : {kWays[1], kWays[2], kWays[4]}) {
+    const std::string plans = std::string("began-") + way.name, back = path(plans + "-back"),
+                      straight = path(plans + "-straight"), other = path(plans + "-other");
+    compile(plans, way.text, train);
+    const std::string once =
+        "--no-shuffle --every 100 --on-nan rollback --most-rollbacks 1 --checkpoint ";
+    const std::string later =
+        fmt::format("{}/bin/piper-run {} --data {}:u8 --threads 1 --no-shuffle 2>&1 ",
+                    PIPER_BINARY_DIR, path(plans), path("later.bin"));
+    const std::string fault =
+        std::string(way.fault).replace(std::string(way.fault).find(":4:"), 3, ":3:");
+    const auto [code, output] = run(plans, "--steps 6 " + once + back, fault);
+    EXPECT_EQ(code, 11) << way.name << output;  // step 3 fails again
+    EXPECT_NE(output.find("the job goes on from where it began"), std::string::npos) << output;
+    ASSERT_EQ(run_shell(later + "--steps 2 --checkpoint " + straight).first, 0);
+    EXPECT_TRUE(tensors_of(plans + "-back") == tensors_of(plans + "-straight")) << output;
+    const auto reader = CheckpointReader::open(file_storage(), back + "/step-000000002");
+    ASSERT_TRUE(reader) << print_error(reader.error());
+    EXPECT_EQ(reader->about().samples, 12 * (2 + 3));
+
+    const auto resumed =
+        run(plans, "--steps 6 --resume " + straight + " --accept data " + once + other, fault);
+    EXPECT_EQ(resumed.first, 11) << resumed.second;
+    EXPECT_NE(resumed.second.find("goes on from the checkpoint after step 2"), std::string::npos)
+        << resumed.second;
+    const std::string init = path(plans + ".safetensors"), began = path(plans + "-init");
+    ASSERT_EQ(run(plans, "--no-shuffle --steps 1 --save " + init).first, 0);
+    const auto begun = run(plans, "--steps 6 --init " + init + " " + once + began, fault);
+    EXPECT_EQ(begun.first, 11) << begun.second;
+    ASSERT_EQ(
+        run_shell(later + "--steps 2 --init " + init + " --checkpoint " + straight + "-init").first,
+        0);
+    EXPECT_TRUE(tensors_of(plans + "-init") == tensors_of(plans + "-straight-init"))
+        << begun.second;
+    EXPECT_FALSE(tensors_of(plans + "-init") == tensors_of(plans + "-back")) << begun.second;
+  }
+}
+
 // Under tensor parallelism all ranks have some gradients alike, and each forms the norm from its
 // own copy: a copy that one rank has spoilt ends the job on all, or sends it back.
 TEST_F(NonFinite, ACopyThatOneRankHasSpoiltIsSeen) {

@@ -39,6 +39,17 @@ TEST_F(Restarts, WithoutANewStepTheyEnd) {
   EXPECT_FALSE(std::filesystem::exists(folder + "/.starts"));
 }
 
+// So does a job whose checkpoints cannot be written, though what it has trained goes to its end.
+TEST_F(Restarts, WithoutACheckpointTheyEnd) {
+  const std::string folder = path("unwritten");
+  const std::string flags = "--every 2 --max-restarts-without-step 1 --checkpoint " + folder +
+                            " --resume-or-start " + folder + " --steps 6";
+  for (const int code : {12, 12, 11}) {
+    const auto ended = run("ddp", flags, "disk@0:*:write");
+    EXPECT_EQ(ended.first, code) << ended.second;
+  }
+}
+
 // A job that is started again before its first checkpoint leaves one series.
 TEST_F(Restarts, MetricsBeforeTheFirstCheckpointAreOneSeries) {
   const std::string out = path("early"),
@@ -75,6 +86,55 @@ TEST_F(Restarts, ChangedDataAreNamedByFile) {
   const auto [code, output] = train(moved, resume);
   EXPECT_EQ(code, 2) << output;
   EXPECT_NE(output.find(path("two.bin") + " has another content)"), std::string::npos) << output;
+}
+
+// Commands that write to a file when the job has done a step, as `metrics` tells.
+std::string write_later(const std::string& metrics, const std::string& file) {
+  return fmt::format(
+      "(for i in $(seq 1000); do grep -qs loss {} && break; sleep 0.02; done; printf xxxx | "
+      "dd of={} bs=1 seek=700 conv=notrunc) >/dev/null 2>&1 & ",
+      metrics, file);
+}
+
+// Ranks on other hosts read copies of their own. Whoever notices a write ends the job on all ranks
+// after the same step, with what was trained.
+TEST_F(Restarts, DataOfAnyRankThatAreWrittenToEndTheJob) {
+  const std::string copy = path("copy.bin"), folder = path("written");
+  std::ofstream(copy, std::ios::binary) << read("text.bin");
+  const auto train = [&](const std::string& data) {
+    return fmt::format(
+        "{}/bin/piper-run {} --threads 1 --steps 600 --checkpoint {} --metrics {} --data {}:u8",
+        PIPER_BINARY_DIR, path("ddp"), folder, path("written.jsonl"), data);
+  };
+  const auto [code, output] =
+      run_shell("exec 2>&1; " + write_later(path("written.jsonl"), copy) +
+                as_processes(2, "PIPER_FAULT=lag@*:*:step " + torch_variables(2, free_port()),
+                             "sh -c 'if [ $RANK = 0 ]; then " + train(path("text.bin")) +
+                                 "; else " + train(copy) + "; fi; echo rank $RANK ended with $?'"));
+  for (const char* said :
+       {"rank 0 ended with 12", "rank 1 ended with 12",
+        "copy.bin' was written to while it was in use", "another process has lost what it reads"})
+    EXPECT_NE(output.find(said), std::string::npos) << said << "\n" << output;
+  const auto steps = list_checkpoints(file_storage(), folder);
+  ASSERT_TRUE(steps && !steps->empty()) << output;
+  EXPECT_LT(steps->front(), 400) << output;  // 24 seconds
+}
+
+// Of many files some are looked at each second, in turn.
+TEST_F(Restarts, EachOfManyFilesIsLookedAt) {
+  const std::string shards = path("shards");
+  std::filesystem::create_directory(shards);
+  const std::string text = read("text.bin").substr(0, 1000);
+  for (int i = 0; i < 250; ++i)
+    std::ofstream(fmt::format("{}/{:03}.bin", shards, i), std::ios::binary) << text;
+  const auto [code, output] = run_shell(
+      "exec 2>&1; " + write_later(path("many.jsonl"), shards + "/249.bin") +
+      fmt::format("PIPER_FAULT=lag@*:*:step {}/bin/piper-run {} --threads 1 --steps 600 --metrics "
+                  "{} --data {}:u8",
+                  PIPER_BINARY_DIR, path("ddp"), path("many.jsonl"), shards));
+  EXPECT_EQ(code, 12) << output;
+  EXPECT_NE(output.find("249.bin' was written to"), std::string::npos) << output;
+  EXPECT_NE(output.find("interrupted after step"), std::string::npos) << output;
 }
 
 // A separator that separates nothing is a slip.

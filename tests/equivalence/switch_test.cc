@@ -146,6 +146,27 @@ TEST_F(Switch, ProcessesEndAsThreadsDo) {
   }
 }
 
+// What the steps before a switch take is known after it: none is begun that would end too late.
+TEST_F(Switch, ATimeLimitCountsStepsFromBeforeTheSwitch) {
+  const auto [code, output] =
+      run("ddp4", "--steps 9 --time-limit 8" + switched("pp4", 2), "slow@0:*:after");
+  EXPECT_EQ(code, 130) << output;  // two steps took six seconds
+  EXPECT_NE(output.find("interrupted after step 2\n"), std::string::npos) << output;
+}
+
+// A job that ends since a checkpoint is not written does so also where that is the one of a switch.
+TEST_F(Switch, ACheckpointThatIsNotWrittenEndsTheJobThere) {
+  const std::string flags = "--steps 5 --checkpoint " + path("unwritten") + switched("pp4", 2);
+  const auto [code, output] = run("ddp4", flags, "disk@1:2:write");
+  EXPECT_EQ(code, 12) << output;
+  EXPECT_NE(output.find("interrupted after step 2\n"), std::string::npos) << output;
+  const auto ignored =
+      run("ddp4", flags + " --checkpoint-errors ignore --save " + path("a"), "disk@1:2:write");
+  EXPECT_EQ(ignored.first, 12) << ignored.second;
+  ASSERT_EQ(run("ddp4", "--steps 5" + switched("pp4", 2) + "--save " + path("b")).first, 0);
+  EXPECT_TRUE(read("a") == read("b"));
+}
+
 // Ranks that would switch to other plans than the rest are refused when they meet, as are flags
 // that each rank decides by.
 TEST_F(Switch, ProcessesSwitchToTheSamePlans) {

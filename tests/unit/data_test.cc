@@ -451,6 +451,22 @@ TEST_F(DataTest, AFileThatIsWrittenToIsNoticedWhateverItsTimesSay) {
   EXPECT_EQ(message(source->check()), "accepted");  // the job keeps the file that it has opened
 }
 
+// Of a large file not all is compared. What left it as it was, such as other permissions, says
+// nothing of what comes later.
+TEST_F(DataTest, ALargeFileWithOtherPermissionsIsStillLookedAt) {
+  const std::string file = write("large.bin", std::string(1, '\1'));
+  fs::resize_file(file, size_t{65} << 20);
+  const auto source = open({file + ":u8"}, {ids(2, 8)}, 2);
+  EXPECT_EQ(source->num_files(), 1);
+  fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
+  EXPECT_EQ(message(source->check()), "accepted");
+  std::fstream between(file, std::ios::in | std::ios::out | std::ios::binary);
+  between.seekp((64 << 10) + 500);  // the next block that is compared begins after it
+  between << 'x' << std::flush;
+  EXPECT_EQ(message(source->check(1, 1)), "accepted");  // there is no second file
+  EXPECT_NE(message(source->check(0, 1)).find("was written to"), std::string::npos);
+}
+
 // Behind its new end a file that is cut within its last page reads as zeros, without a signal.
 TEST_F(DataTest, AFileThatIsCutWithinAPageIsAnError) {
   const std::string file = write("t.bin", std::string(64, '\1'));

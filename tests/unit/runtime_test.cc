@@ -602,6 +602,23 @@ TEST(Job, StopsAfterTheStepUnderWay) {
   EXPECT_EQ(result->steps.size(), 7u);
 }
 
+// The memory of a job does not grow with its steps.
+TEST(Job, KeepsTheMetricsOfItsLastSteps) {
+  PlanSet set = pipeline(3);
+  Numbers data({1});
+  JobOptions options;
+  options.steps = 5000;
+  const auto result = run(set, data, options);
+  ASSERT_TRUE(result.ok()) << message_of(result);
+  EXPECT_GE(result->steps.size(), kKeptSteps);
+  EXPECT_LE(result->steps.size(), 2 * kKeptSteps);
+  EXPECT_EQ(result->steps.back().step, 4999);
+  EXPECT_EQ(result->steps.front().step, 5000 - std::ssize(result->steps));
+  EXPECT_EQ(result->totals.done, 5000);
+  EXPECT_EQ(result->totals.ended, 5000);
+  EXPECT_EQ(result->totals.first_loss, 3 * 10.5 + 1 + 2 + 3);
+}
+
 TEST(Job, StopsAtTheTarget) {
   PlanSet set = pipeline(2);
   Numbers data({1});

@@ -64,9 +64,12 @@ class BatchSource {
   // Lets step `first_step` begin with sample `first_sample` (DataOptions). Before any read. Error:
   // no batch begins there.
   virtual Status begin_at(int64_t /*first_step*/, int64_t /*first_sample*/) { return ok_status(); }
-  // Fails (kStorage) for a file which somebody has cut, or written to since it was opened, even
-  // where its times were set back. Files that were replaced by others are as they were.
-  virtual Status check() const { return ok_status(); }
+  virtual int64_t num_files() const { return 0; }
+  // Looks at files [first, first + count), and fails (kStorage) for one which somebody has cut, or
+  // written to since it was opened, even where its times were set back. Files that were replaced by
+  // others are as they were. One thread at a time calls it, also while others read.
+  virtual Status check(int64_t /*first*/, int64_t /*count*/) const { return ok_status(); }
+  Status check() const { return check(0, num_files()); }
 };
 Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
                                                std::span<const InputNeed> needs, int64_t batch);

@@ -24,6 +24,12 @@ class StateSource {
   virtual const StateSource& of_rank(int64_t) const { return *this; }
 };
 
+// Holds what a job goes back to: its states when so many steps were done.
+struct GoneBack {
+  int64_t step = 0;
+  std::shared_ptr<const StateSource> states;
+};
+
 class Recorder;
 
 // Lists what an executor is made of; all of it outlives the executor.
@@ -127,8 +133,9 @@ class Executor {
   // skipped: counters of random draws and loss scales change in such a step, too. Not on an
   // asynchronous backend.
   void undo_numbers();
-  // Fills all states again, after settle(). The steps after it take data of so many steps later
-  // than their number says (`left_out`). A prologue comes next.
+  // Fills all states again, after settle(): with the plan's initial value where `states` has none.
+  // The steps after it take data of so many steps later than their number says (`left_out`). A
+  // prologue comes next.
   Status reload(const StateSource& states, int64_t left_out);
 
   const RoleProgram& role() const;

@@ -36,7 +36,7 @@ enum class HelperThread { kAuto, kOn, kOff };
 enum class OnNan {
   kStop,      // it ends with the state before that step, if the plan makes no such update
   kSkip,      // it goes on without that update
-  kRollBack,  // it goes on from the newest checkpoint, without the data since then
+  kRollBack,  // it goes on from a checkpoint, or from where it began, without the data since then
 };
 // So many steps in a row are skipped before a job ends in any case.
 inline constexpr int64_t kMostSkippedInARow = 100;
@@ -67,6 +67,9 @@ struct JobOptions {
   int64_t check_replicas = 0;
   OnNan on_nan = OnNan::kStop;
   int64_t most_rollbacks = 3;
+  // Finds what the job goes back to; needed for kRollBack. Collective. `tried`: the step of a
+  // checkpoint from which it got no further, so that an older one is better; −1: none.
+  std::function<Result<GoneBack>(Control& control, int64_t tried)> find_back;
   // Called on rank 0 when the job has gone back from a step that is not finite (from 0) to where
   // so many steps are done.
   std::function<Status(int64_t step, int64_t done)> on_rollback;
@@ -83,6 +86,7 @@ struct JobOptions {
   std::atomic<bool>* save = nullptr;  // set by a signal: a checkpoint is written after the step
   // The job ends before so many seconds have passed since it was started; 0: no limit.
   double time_limit_s = 0;
+  JobPace pace;  // what is known of it when it begins
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   // What is evaluated each `evaluate_every` steps (0: never for that) and at the job's end, unless
   // it was interrupted. The first set's loss is the one by which checkpoints are best. Needs plans
@@ -108,12 +112,14 @@ struct JobOptions {
   std::optional<double> target_loss;
   // Set by a signal, to any rank: the job ends after the step under way.
   std::atomic<bool>* stop = nullptr;
+  // Set on any rank (of steps that overlap, rank 0) when its data have changed: it ends so, too.
+  const std::atomic<bool>* lost = nullptr;
   // Called on rank 0 after each step; an error ends the job.
   std::function<Status(const StepMetrics&)> on_step;
   // Called on rank 0, if Backend::free_bytes says something there, before the first step and after
   // step 2; an error ends the job.
   std::function<Status(const MemoryMetrics&)> on_memory;
-  // Called by every rank before each step; an error is that rank's failure. For tests.
+  // Called by every rank before each step; an error is that rank's failure.
   std::function<Status(int64_t rank, int64_t step, const Executor& executor)> before_step;
   // Called by a rank, from its thread, whose data are lost (kStorage) before a step that would take
   // them: the job ends after the step before, as one that is told to stop. Where steps overlap on
@@ -133,7 +139,9 @@ struct RankTrace {
 };
 
 struct JobResult {
-  std::vector<StepMetrics> steps;  // rank 0's
+  std::vector<StepMetrics> steps;  // rank 0's last ones, kKeptSteps at least if there were as many
+  JobTotals totals;                // rank 0's
+  JobPace pace;                    // rank 0's
   std::vector<EvaluationMetrics> evaluations;
   // By name, aliases included, if they were asked for; of rank 0 only where ranks are processes.
   std::vector<NamedTensor> parameters;
@@ -142,6 +150,7 @@ struct JobResult {
   // What print_profile says; of rank 0 only. Empty: not asked for, or no step was timed.
   std::string profile;
   bool interrupted = false, reached_target = false;
+  bool lost = false;  // some rank has lost data or a checkpoint: the job ends early, on all ranks
   bool goes_on = false;  // JobOptions::on_end was called, on all ranks
   int64_t left_out = 0;  // steps of data that were taken and not trained on
   int64_t skipped = 0;   // steps, with those that the options name

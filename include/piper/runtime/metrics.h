@@ -34,6 +34,22 @@ struct StepMetrics {
   std::vector<SlowRank> slow;
 };
 
+// Metrics of at least so many last steps are kept.
+inline constexpr size_t kKeptSteps = 1000;
+
+// Counts the steps of a job.
+struct JobTotals {
+  int64_t begun = 0, done = 0;       // steps before the first one that counts, and at the end
+  std::optional<double> first_loss;  // of the first step that counts
+  int64_t ended = 0;                 // steps, with those that the job went back from
+  double ms = 0;                     // of these
+};
+// Says how long the steps and checkpoints of a job take, in seconds; 0: nobody knows yet.
+struct JobPace {
+  double step_s = 0;        // the longest of the last 20, with what is done between them
+  double checkpoint_s = 0;  // the longest so far
+};
+
 // The loss over a set of data that is not trained on: of all its batches, each counted by its
 // weight.
 struct EvaluationMetrics {

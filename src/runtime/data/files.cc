@@ -88,6 +88,7 @@ Result<DataFile> DataFile::open(const std::string& path, size_t compared) {
   file.compared_ = compared;
   PIPER_ASSIGN(file.content_, content_of(path, compared));
   stat(path.c_str(), &file.about_);
+  file.seen_ = file.about_;
   return file;
 }
 
@@ -105,21 +106,23 @@ bool DataFile::is_cut() const {
 
 // Times can be set, all except the one of the last change of anything. Of a file that is not
 // compared as a whole, such a change is taken for a write unless something else of it has changed.
-bool DataFile::is_written_to() const {
-  const auto now = look_again();
-  if (!now || (now->st_ctim.tv_sec == about_.st_ctim.tv_sec &&
-               now->st_ctim.tv_nsec == about_.st_ctim.tv_nsec))
+// A change that has left the content as it was is no reason to read it again.
+bool DataFile::is_written_to(const struct stat& now) const {
+  if (now.st_ctim.tv_sec == seen_.st_ctim.tv_sec && now.st_ctim.tv_nsec == seen_.st_ctim.tv_nsec)
     return false;
   const Result<std::string> content = content_of(path_, compared_);
   if (!content || *content != content_) return true;
-  const bool has_other = now->st_mode != about_.st_mode || now->st_uid != about_.st_uid ||
-                         now->st_gid != about_.st_gid || now->st_nlink != about_.st_nlink;
-  return static_cast<size_t>(now->st_size) > compared_ && !has_other;
+  const bool has_other = now.st_mode != seen_.st_mode || now.st_uid != seen_.st_uid ||
+                         now.st_gid != seen_.st_gid || now.st_nlink != seen_.st_nlink;
+  if (static_cast<size_t>(now.st_size) > compared_ && !has_other) return true;
+  seen_ = now;
+  return false;
 }
 
 Status DataFile::check() const {
-  if (is_cut()) return loss_of(path_);
-  if (!is_written_to()) return ok_status();
+  const auto now = look_again();
+  if (now && now->st_size < about_.st_size) return loss_of(path_);
+  if (!now || !is_written_to(*now)) return ok_status();
   return fail(
              "'{}' was written to while it was in use: what was read before and after does "
              "not belong together",

@@ -20,17 +20,19 @@ class DataFile {
   // Returns whether the file is cut: past the end that it has now, its last page has zeros, which
   // no signal tells.
   bool is_cut() const;
-  // Fails (kStorage) if somebody has cut the file or written to it, whatever its times say.
+  // Fails (kStorage) if somebody has cut the file or written to it, whatever its times say. One
+  // thread at a time calls it, also while others read the file.
   Status check() const;
 
  private:
   // Nothing if the file was replaced: the job has the old one.
   std::optional<struct stat> look_again() const;
-  bool is_written_to() const;
+  bool is_written_to(const struct stat& now) const;
 
   std::string path_;
   size_t compared_ = kComparedBytes;
-  struct stat about_ = {};
+  struct stat about_ = {};         // when the file was opened
+  mutable struct stat seen_ = {};  // when check() last found the content that it had then
   std::string content_;
 };
 

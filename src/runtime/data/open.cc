@@ -230,7 +230,10 @@ class Batches final : public BatchSource {
         arrays_(std::move(arrays)),
         samples_(samples),
         tokens_per_step_(tokens_per_step),
-        pace_(pace) {}
+        pace_(pace) {
+    for (const ArraySource& source : arrays_) files_.push_back(&source.file);
+    if (tokens_) tokens_->add_files(files_);
+  }
   Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
     PIPER_CHECK(step >= pace_.first_step);
     const Feed& feed = *feeds_[static_cast<size_t>(input)];
@@ -285,17 +288,20 @@ class Batches final : public BatchSource {
     pace_.first_sample = first_sample;
     return ok_status();
   }
-  Status check() const override {
+  int64_t num_files() const override { return std::ssize(files_); }
+  Status check(int64_t first, int64_t count) const override {
     PIPER_TRY(check_losses());
-    for (const ArraySource& source : arrays_) PIPER_TRY(source.file.check());
-    return tokens_ ? tokens_->check() : ok_status();
+    for (int64_t i = first; i < num_files() && i - first < count; ++i)
+      PIPER_TRY(files_[static_cast<size_t>(i)]->check());
+    return ok_status();
   }
 
  private:
   std::vector<std::unique_ptr<Feed>> feeds_;
   std::shared_ptr<const TokenSet> tokens_;
   std::vector<ArraySource> arrays_;
-  int64_t samples_;  // before they repeat
+  std::vector<const DataFile*> files_;  // of both
+  int64_t samples_;                     // before they repeat
   int64_t tokens_per_step_;
   Pace pace_;
 };

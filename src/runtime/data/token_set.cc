@@ -302,13 +302,12 @@ std::string TokenSet::print_content() const {
   return text;
 }
 
-Status TokenSet::check() const {
+void TokenSet::add_files(std::vector<const DataFile*>& all) const {
   for (const TokenShard* shard : shards_) {
-    PIPER_TRY(shard->file.check());
-    if (shard->index) PIPER_TRY(shard->index->file().check());
-    if (shard->mask_file) PIPER_TRY(shard->mask_file->check());
+    all.push_back(&shard->file);
+    if (shard->index) all.push_back(&shard->index->file());
+    if (shard->mask_file) all.push_back(&*shard->mask_file);
   }
-  return ok_status();
 }
 
 }  // namespace piper

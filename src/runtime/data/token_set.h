@@ -59,7 +59,7 @@ class TokenSet {
   // Adds the digest of each file by its path.
   void add_contents(std::vector<std::pair<std::string, std::string>>& all) const;
   std::string print_content() const;  // what makes the samples, without paths
-  Status check() const;               // that no file was written to
+  void add_files(std::vector<const DataFile*>& all) const;
 
  private:
   struct Source {

@@ -132,9 +132,9 @@ Status BetweenSteps::collect(const Executor& executor, StepMetrics& metrics) {
   return ok_status();
 }
 
-Status BetweenSteps::spread_late(uint8_t& words, bool last) {
+Status BetweenSteps::spread_late(Words& words, bool last) {
   const int64_t step = late_steps_++;
-  uint8_t word = words;
+  Words word = words;
   const bool knows = step >= control_->depth();  // of what rank 0 said so many steps before
   if (const auto up = control_->parent(); up && knows)
     PIPER_TRY(control_->hear(*up, as_bytes(word), kWhat));
@@ -150,9 +150,13 @@ Status BetweenSteps::spread_late(uint8_t& words, bool last) {
   return ok_status();
 }
 
-Status BetweenSteps::agree(uint8_t& words) {
-  return control_->merge(as_bytes(words), kWhat, [&](std::span<const std::byte> theirs) {
-    words |= static_cast<uint8_t>(theirs[0]);
+Status BetweenSteps::agree(Words& words) { return merge_words(*control_, words, kWhat); }
+
+Status merge_words(Control& control, Words& words, const char* what) {
+  return control.merge(as_bytes(words), what, [&](std::span<const std::byte> theirs) {
+    Words other = 0;
+    std::memcpy(&other, theirs.data(), sizeof other);
+    words |= other;
   });
 }
 

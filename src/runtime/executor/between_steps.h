@@ -9,7 +9,7 @@
 namespace piper {
 
 // Says, as bits, what a rank tells the others after a step.
-enum Word : uint8_t {
+enum Word : uint16_t {
   kStop = 1,         // it was told to stop, or has reason to
   kSave = 2,         // it was told to write a checkpoint
   kStillWrites = 4,  // its part of the checkpoint under way is not written
@@ -18,7 +18,12 @@ enum Word : uint8_t {
   kSkipped = 32,     // the norm of the gradients is not finite, and the rank made no update
   kNotFinite = 64,   // a loss or norm is not finite, and the rank made the update
   kUpdated = 128,    // of plans that can skip an update: the rank made it
+  kLost = 256,       // it stops since data or a checkpoint are lost
 };
+using Words = uint16_t;
+
+// What any rank says reaches all. `what`: what a rank waits in, for messages.
+Status merge_words(Control& control, Words& words, const char* what);
 
 class BetweenSteps {
  public:
@@ -30,12 +35,12 @@ class BetweenSteps {
   // rank that reports each.
   Status collect(const Executor& executor, StepMetrics& metrics);
   // What any rank says (Word bits) reaches all.
-  Status agree(uint8_t& words);
+  Status agree(Words& words);
   // Where steps overlap only rank 0 decides: what it says after a step counts on all as many steps
   // later as their tree is high, so that nobody waits for rank 0, nor does it wait for them. Called
   // after each step. `last`: nothing is under way any more when it returns; the next call is then
   // the first again.
-  Status spread_late(uint8_t& words, bool last);
+  Status spread_late(Words& words, bool last);
   int64_t peak_bytes() const { return facts_.peak_bytes; }
   int64_t taken_bytes() const { return facts_.taken_bytes; }
   // Returns the model FLOPs of a step by what all devices could do in this time; nothing where
@@ -63,7 +68,7 @@ class BetweenSteps {
   Facts facts_;
   std::vector<int64_t> speakers_;  // ranks that report something, but for rank 0
   int64_t late_steps_ = 0;         // after which spread_late was called
-  std::deque<uint8_t> said_;       // by rank 0, what does not count yet
+  std::deque<Words> said_;         // by rank 0, what does not count yet
 };
 
 }  // namespace piper

@@ -121,9 +121,11 @@ Checkpointing::~Checkpointing() {
 
 Result<std::unique_ptr<Checkpointing>> Checkpointing::open(const CheckpointOptions& options,
                                                            const PlanSet& set, Executor& executor,
-                                                           Control& control, int64_t first_step) {
+                                                           Control& control, int64_t first_step,
+                                                           double longest_s) {
   std::unique_ptr<Checkpointing> opened(
       new Checkpointing(options, set, executor, control, first_step));
+  opened->longest_s_ = longest_s;
   int64_t bytes = opened->writer_.stored_bytes();
   PIPER_TRY(control.merge(std::as_writable_bytes(std::span(&bytes, 1)), "load",
                           [&](std::span<const std::byte> theirs) {
@@ -204,7 +206,7 @@ void Checkpointing::note(const std::string& line) const {
   if (options_.note) options_.note(line);
 }
 
-uint8_t Checkpointing::word() const {
+Words Checkpointing::word() const {
   if (writer_.is_writing() || committing_.load(std::memory_order_acquire)) return kStillWrites;
   return phase_ == Phase::kCommitting && !committed_ ? kNotWritten : 0;
 }
@@ -214,7 +216,7 @@ bool Checkpointing::asks() const {
          std::chrono::duration<double>(Clock::now() - last_).count() >= options_.minutes * 60;
 }
 
-bool Checkpointing::is_due(int64_t done, uint8_t words) const {
+bool Checkpointing::is_due(int64_t done, Words words) const {
   return (options_.every > 0 && done % options_.every == 0) || (words & kSave) != 0;
 }
 
@@ -252,7 +254,7 @@ void Checkpointing::go_back(int64_t done, int64_t left_out) {
   losses_.erase(losses_.upper_bound(done), losses_.end());  // they were damaged, and set aside
 }
 
-Status Checkpointing::advance(uint8_t words) {
+Status Checkpointing::advance(Words words) {
   if ((words & kStillWrites) != 0 || phase_ == Phase::kIdle) return ok_status();
   if (phase_ == Phase::kWriting) {
     phase_ = Phase::kCommitting;
@@ -266,10 +268,8 @@ Status Checkpointing::advance(uint8_t words) {
 Status Checkpointing::drain() {
   while (phase_ != Phase::kIdle) {
     std::this_thread::sleep_for(kWritingLook);
-    uint8_t words = word();
-    PIPER_TRY(control_.merge(
-        std::as_writable_bytes(std::span(&words, 1)), kWritingPart,
-        [&](std::span<const std::byte> theirs) { words |= static_cast<uint8_t>(theirs[0]); }));
+    Words words = word();
+    PIPER_TRY(merge_words(control_, words, kWritingPart));
     PIPER_TRY(advance(words));
   }
   return ok_status();

@@ -46,17 +46,19 @@ class RankWriter {
 // Takes a rank through its checkpoints. All ranks call each function after the same step.
 class Checkpointing {
  public:
-  // Error: the folder cannot be written to, is another job's, or has no room.
+  // `longest_s`: what checkpoints have taken so far; 0: there was none. Error: the folder cannot be
+  // written to, is another job's, or has no room.
   static Result<std::unique_ptr<Checkpointing>> open(const CheckpointOptions& options,
                                                      const PlanSet& set, Executor& executor,
-                                                     Control& control, int64_t first_step);
+                                                     Control& control, int64_t first_step,
+                                                     double longest_s);
   ~Checkpointing();
   // Returns the Word bits that the rank tells the others after a step.
-  uint8_t word() const;
+  Words word() const;
   // Goes on with what is under way, given what all ranks said after this step (Word bits).
-  Status advance(uint8_t words);
+  Status advance(Words words);
   // Whether a checkpoint is to be written after so many steps.
-  bool is_due(int64_t done, uint8_t words) const;
+  bool is_due(int64_t done, Words words) const;
   // Whether rank 0's clock asks for one.
   bool asks() const;
   // Copies all states; first waits until the checkpoint before this one is written.
@@ -72,6 +74,7 @@ class Checkpointing {
   bool has_failed() const { return has_failed_; }
   // Returns how many seconds a checkpoint may take that begins now: as long as the longest so far.
   double likely_s() const;
+  double longest_s() const { return longest_s_; }  // 0: there was none
 
  private:
   using Clock = std::chrono::steady_clock;

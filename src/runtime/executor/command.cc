@@ -5,6 +5,7 @@
 
 #include "averages.h"
 #include "cores.h"
+#include "data_watch.h"
 #include "evaluation.h"
 #include "faults.h"
 #include "finish.h"
@@ -13,6 +14,7 @@
 #include "piper/base/process.h"
 #include "piper/devices/registry.h"
 #include "recorder.h"
+#include "rollback.h"
 #include "watch.h"
 
 namespace piper {
@@ -141,6 +143,7 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
     Start& start = *loaded.start;
     options.job.on_loaded = [&start] { start.reader.reset(); };  // its files may be removed
     PIPER_TRY(check_start(options, loaded.set, start, loaded.data.get(), speaks));
+    if (speaks) PIPER_TRY(set_newer_aside(options, start));
     options.job.first_step = start.step;
     options.job.skipped = start.skipped;
     options.job.states = start.states.get();
@@ -158,7 +161,10 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
       tell_moved_sources(start.reader->about(), *loaded.data);
   }
   PIPER_TRY(prepare_switches(options, loaded, speaks));
-  return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start, speaks);
+  PIPER_TRY(prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start, speaks));
+  if (options.job.on_nan == OnNan::kRollBack)
+    options.job.find_back = ways_back(options, loaded, /*has_switched=*/false);
+  return ok_status();
 }
 
 // Returns what the job does, with the averages that it evaluates by, if it does so.
@@ -206,13 +212,23 @@ Result<JobResult> run_later(const RunOptions& options, Loaded& loaded, JobResult
   job.evaluation = std::move(evaluation);
   job.first_step = start->step;
   job.skipped = first.skipped;
+  job.pace = first.pace;  // a larger batch takes as much longer
+  job.pace.step_s *= static_cast<double>(batch_of(later.loaded.set)) /
+                     static_cast<double>(std::max<int64_t>(batch_of(loaded.set), 1));
   job.states = later.switching.get();
   job.on_end = nullptr;
   job.on_loaded = [&later] { later.switching->forget(); };
   PIPER_TRY(prepare_checkpoints(later.options, later.loaded.set, later.loaded.data.get(), start,
                                 /*speaks=*/false));
+  if (job.on_nan == OnNan::kRollBack)
+    job.find_back = ways_back(later.options, later.loaded, /*has_switched=*/true);
   PIPER_ASSIGN(JobResult result, run_steps(later.options, later.loaded, transport, speaks));
   result.steps.insert(result.steps.begin(), first.steps.begin(), first.steps.end());
+  JobTotals& totals = result.totals;
+  totals.begun = first.totals.begun;
+  totals.first_loss = first.totals.first_loss;
+  totals.ended += first.totals.ended;
+  totals.ms += first.totals.ms;
   result.evaluations.insert(result.evaluations.begin(), first.evaluations.begin(),
                             first.evaluations.end());
   return result;
@@ -255,6 +271,34 @@ std::string introduce(const RunOptions& options, const Loaded& loaded, bool is_p
   return text;
 }
 
+// Looks from now on at all data that the job reads, under these plans and later ones. `lost`: set
+// when they have changed.
+std::unique_ptr<DataWatch> watch_data(const Loaded& loaded, Voice& voice, std::atomic<bool>& lost) {
+  std::vector<const BatchSource*> sources;
+  for (const Loaded* one = &loaded; one != nullptr;
+       one = one->later ? &one->later->loaded : nullptr) {
+    sources.push_back(one->data.get());
+    for (const auto& set : one->evaluation) sources.push_back(set.get());
+  }
+  return std::make_unique<DataWatch>(std::move(sources), loaded.rank, [&](const Error& error) {
+    voice.note(error);
+    lost.store(true);
+  });
+}
+
+// Where steps overlap nobody hears processes other than that of rank 0 between two steps: then lost
+// data are this rank's failure.
+void fail_where_not_heard(const Loaded& loaded, const std::atomic<bool>& lost, JobOptions& job) {
+  if (!loaded.is_process() || loaded.rank == 0) return;
+  job.before_step = [&lost, before = job.before_step](int64_t rank, int64_t step,
+                                                      const Executor& executor) -> Status {
+    if (before) PIPER_TRY(before(rank, step, executor));
+    if (executor.role().steps_ahead == 0 || !lost.load()) return ok_status();
+    return fail("rank {}: step {} does not begin: what it reads has changed", rank, step + 1)
+        .with_code(ExitCode::kStorage);
+  };
+}
+
 Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* transport,
                               Voice& voice) {
   const bool speaks = loaded.rank == 0 || !loaded.is_process();
@@ -267,12 +311,23 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
   PIPER_TRY(find_begin(options, loaded, transport == nullptr ? nullptr : &transport->control()));
   std::optional<Watchman> watchman;
   if (!options.job.recording.empty()) watchman.emplace();
-  Watch watch(options, loaded.set, loaded.data.get(), voice, speaks);
+  Watch watch(options, loaded.set, voice, speaks);
+  std::atomic<bool> lost{false};
+  options.job.lost = &lost;
+  fail_where_not_heard(loaded, lost, options.job);
+  std::unique_ptr<DataWatch> data_watch = watch_data(loaded, voice, lost);
   PIPER_ASSIGN(JobResult result, run_steps(options, loaded, transport, speaks));
+  data_watch.reset();
   if (options.job.parameters && speaks) add_untouched(loaded.set, result);
   watch.close();
   if (result.ended_by && speaks) voice.note(*result.ended_by);
-  if (options.job.checkpoint && speaks && !result.ended_by) forget_starts(*options.job.checkpoint);
+  if (result.lost && speaks && voice.code() == ExitCode::kOk)
+    voice.note(fail("the job ends after step {}: another process has lost what it reads, and says "
+                    "what",
+                    result.totals.done)
+                   .with_code(ExitCode::kStorage));
+  if (options.job.checkpoint && speaks && !result.ended_by && !result.lost)
+    forget_starts(*options.job.checkpoint);
   const auto own_rank = loaded.is_process() ? std::optional(loaded.rank) : std::nullopt;
   for (const std::string& fault : faults_left(own_rank))
     tell_user(fmt::format("warning: PIPER_FAULT: '{}' did not happen", fault));
@@ -284,7 +339,9 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
     write();
   else
     PIPER_TRY(finish_together(transport->control(), end_timeout(options.job), write));
-  const ExitCode code = result.ended_by ? result.ended_by->code : ExitCode::kOk;
+  const ExitCode code = result.ended_by ? result.ended_by->code
+                        : result.lost   ? ExitCode::kStorage
+                                        : ExitCode::kOk;
   return RunOutcome{result.interrupted, voice.code() != ExitCode::kOk ? voice.code() : code};
 }
 

@@ -130,53 +130,69 @@ Result<bool> fill_from_source(State& state, const StateSource* from, const Tenso
   return true;
 }
 
+using InitialValues = std::map<std::string_view, const Bytes*>;
+
+InitialValues initial_values(const State& state) {
+  InitialValues values;
+  for (const auto& [name, bytes] : state.source.set->tensors) values[name] = &bytes;
+  return values;
+}
+
+// Fills a buffer with what the plan says that it begins with, but for zeros.
+Status fill_initial(State& state, const InitialValues& values, const Tensor& tensor,
+                    std::byte* to) {
+  if (tensor.init.empty()) {
+    if (tensor.fill != 0) state.backend.fill(to, tensor.type, tensor.fill);
+    return ok_status();
+  }
+  auto found = values.find(tensor.init);
+  if (found == values.end()) {
+    return fail("the plan set holds no initial value '{}' for buffer '{}'", tensor.init,
+                tensor.name)
+        .with_code(ExitCode::kPlan);
+  }
+  const Bytes value = value_of(*state.role, tensor, *found->second);
+  const Held held = held_of(*state.role, by_itself(tensor), state.coordinates);
+  if (static_cast<int64_t>(value.size) != held.whole.bytes()) {
+    return fail("the initial value '{}' has {} bytes, buffer '{}' is {}", tensor.init, value.size,
+                tensor.name, to_string(held.whole))
+        .with_code(ExitCode::kPlan);
+  }
+  const int64_t size = info(tensor.type.dtype).bytes;
+  held.for_each_run([&](const Held::Run& run) {
+    state.backend.copy(to + run.held * size, value.data + run.whole * size, run.count * size);
+  });
+  return finish_copies(state);  // the value may leave memory
+}
+
 }  // namespace
 
 Status fill_buffers(Executor::State& state) {
-  std::map<std::string_view, const Bytes*> tensors;
-  for (const auto& [name, bytes] : state.source.set->tensors) tensors[name] = &bytes;
+  const InitialValues values = initial_values(state);
   for (const Buffer& buffer : state.role->buffers) {
     const Tensor& tensor = state.role->tensor(buffer);
     if (tensor.kind == BufferKind::kStep) continue;
     std::byte* to = state.at(buffer);
     PIPER_ASSIGN(const bool is_filled, fill_from_source(state, state.source.states, tensor, to));
-    if (is_filled) continue;
-    if (tensor.init.empty()) {
-      if (tensor.fill != 0) state.backend.fill(to, tensor.type, tensor.fill);
-      continue;
-    }
-    auto found = tensors.find(tensor.init);
-    if (found == tensors.end()) {
-      return fail("the plan set holds no initial value '{}' for buffer '{}'", tensor.init,
-                  tensor.name)
-          .with_code(ExitCode::kPlan);
-    }
-    const Bytes value = value_of(*state.role, tensor, *found->second);
-    const Held held = held_of(*state.role, by_itself(tensor), state.coordinates);
-    if (static_cast<int64_t>(value.size) != held.whole.bytes()) {
-      return fail("the initial value '{}' has {} bytes, buffer '{}' is {}", tensor.init, value.size,
-                  tensor.name, to_string(held.whole))
-          .with_code(ExitCode::kPlan);
-    }
-    const int64_t size = info(tensor.type.dtype).bytes;
-    held.for_each_run([&](const Held::Run& run) {
-      state.backend.copy(to + run.held * size, value.data + run.whole * size, run.count * size);
-    });
-    PIPER_TRY(finish_copies(state));  // the value may leave memory
+    if (!is_filled) PIPER_TRY(fill_initial(state, values, tensor, to));
   }
   return ok_status();
 }
 
 Status refill_states(Executor::State& state, const StateSource& from) {
+  const InitialValues values = initial_values(state);
   for (const Buffer& buffer : state.role->buffers) {
     const Tensor& tensor = state.role->tensor(buffer);
     if (tensor.kind != BufferKind::kState) continue;
-    PIPER_ASSIGN(const bool has, fill_from_source(state, &from, tensor, state.at(buffer)));
-    if (!has)
-      return fail("rank {}: the checkpoint has nothing for '{}'", state.source.rank,
-                  state.role->name(buffer));
+    std::byte* to = state.at(buffer);
+    PIPER_ASSIGN(const bool has, fill_from_source(state, &from, tensor, to));
+    if (has) continue;
+    const std::vector<std::byte> zeros(static_cast<size_t>(tensor.type.bytes()));
+    state.backend.copy(to, zeros.data(), std::ssize(zeros));
+    PIPER_TRY(finish_copies(state));
+    PIPER_TRY(fill_initial(state, values, tensor, to));
   }
-  return ok_status();
+  return finish_copies(state);
 }
 
 void list_numbers(Executor::State& state) {

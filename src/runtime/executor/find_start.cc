@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
+#include <numeric>
 #include <thread>
 
 #include "holders.h"
@@ -85,8 +86,6 @@ Result<bool> verify_together(Control& control, const std::string& folder,
   return !verdict.is_bad;
 }
 
-// A damaged checkpoint is moved aside where new ones will be written: it would be taken for the
-// newest of another run.
 Status set_aside(const RunOptions& options, Storage& storage, const std::string& folder) {
   const fs::path path(folder);
   std::error_code ignored;
@@ -104,9 +103,9 @@ std::string checkpoints_in(const std::string& from) {
   return fs::is_directory(from + "/checkpoints", ignored) ? from + "/checkpoints" : from;
 }
 
-// Returns the folders of checkpoints that may be taken, best first, as rank 0 finds them.
+// Returns the folders of checkpoints that may be taken, newest first, as rank 0 finds them.
 Result<std::vector<std::string>> find_candidates(const std::string& from, Storage& storage,
-                                                 Control* control) {
+                                                 Control* control, int64_t least) {
   std::vector<std::string> folders;
   std::error_code ignored;
   if (!is_rank_0(control)) {
@@ -114,18 +113,27 @@ Result<std::vector<std::string>> find_candidates(const std::string& from, Storag
     folders.push_back(from);
   } else {
     PIPER_ASSIGN(const std::vector<int64_t> steps, list_checkpoints(storage, from));
-    for (const int64_t step : steps) folders.push_back(from + "/" + checkpoint_name(step));
+    for (const int64_t step : steps)
+      if (step >= least) folders.push_back(from + "/" + checkpoint_name(step));
   }
   PIPER_ASSIGN(const std::string shared, share_choice(control, pack(folders)));
   return unpack(shared);
 }
 
-Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, Control* control) {
+// `newer`: to be filled with those that are newer than the one that is taken.
+Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, Control* control,
+                                                    const StartChoice& choice,
+                                                    std::vector<std::string>& newer) {
   Storage& storage = file_storage();
   PIPER_ASSIGN(const std::vector<std::string> folders,
-               find_candidates(checkpoints_in(options.start.from), storage, control));
-  std::vector<std::string> damaged;
-  for (const std::string& folder : folders) {
+               find_candidates(checkpoints_in(options.start.from), storage, control, choice.least));
+  std::vector<size_t> order(folders.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_partition(order, [&](size_t k) {
+    return choice.tried < 0 || fs::path(folders[k]).filename() != checkpoint_name(choice.tried);
+  });
+  for (const size_t k : order) {
+    const std::string& folder = folders[k];
     std::optional<CheckpointReader> reader;
     bool good = false;
     if (control != nullptr) {
@@ -139,11 +147,8 @@ Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, C
     }
     if (!good && is_rank_0(control))
       warn_user(fmt::format("{} is damaged: it is not taken", folder));
-    if (!good) damaged.push_back(folder);
     if (!good) continue;
-    // Only now: where none can be read, a file system may be missing, and nothing is damaged.
-    for (const std::string& each : damaged)
-      if (is_rank_0(control)) PIPER_TRY(set_aside(options, storage, each));
+    newer.assign(folders.begin(), folders.begin() + static_cast<ptrdiff_t>(k));
     return reader;
   }
   if (folders.empty()) return std::optional<CheckpointReader>();
@@ -196,11 +201,45 @@ Result<bool> CheckpointStates::fill(const Tensor& tensor, std::span<const std::s
   return false;
 }
 
+namespace {
+
+Result<Start> start_of(const RunOptions& options, Control* control, CheckpointReader reader) {
+  const StartOptions& asked = options.start;
+  Start start;
+  start.reader = std::make_unique<const CheckpointReader>(std::move(reader));
+  const bool averages = options.evaluate_averages && options.evaluate_only;
+  start.states =
+      std::make_unique<CheckpointStates>(*start.reader, asked.how == How::kInit, averages);
+  if (averages) PIPER_TRY(check_averages(*start.reader, is_rank_0(control)));
+  if (asked.how != How::kInit) start.step = start.reader->about().step;
+  if (asked.how == How::kResume || asked.how == How::kResumeOrStart)
+    start.samples = start.reader->about().samples, start.skipped = start.reader->about().skipped;
+  return start;
+}
+
+}  // namespace
+
+// Only now: where none can be read, a file system may be missing, and nothing is damaged.
+Status set_newer_aside(const RunOptions& options, const Start& start) {
+  for (const std::string& each : start.newer) PIPER_TRY(set_aside(options, file_storage(), each));
+  return ok_status();
+}
+
+Result<std::optional<Start>> find_newest(const RunOptions& options, Control* control,
+                                         const StartChoice& choice) {
+  std::vector<std::string> newer;
+  PIPER_ASSIGN(std::optional<CheckpointReader> reader,
+               take_newest(options, control, choice, newer));
+  if (!reader) return std::optional<Start>();
+  PIPER_ASSIGN(Start start, start_of(options, control, *std::move(reader)));
+  start.newer = std::move(newer);
+  return std::optional(std::move(start));
+}
+
 Result<std::optional<Start>> find_start(const RunOptions& options, Control* control) {
   const StartOptions& asked = options.start;
   if (asked.how == How::kFresh) return std::optional<Start>();
   std::error_code ignored;
-  std::optional<CheckpointReader> reader;
   if (asked.how != How::kResumeOrStart && !fs::exists(asked.from, ignored))
     return usage(fmt::format("'{}' does not exist", asked.from))
         .with_note(
@@ -210,30 +249,20 @@ Result<std::optional<Start>> find_start(const RunOptions& options, Control* cont
                              asked.from))
         .with_note("help: --init takes the parameters of a safetensors file");
   if (asked.how == How::kInit && fs::is_regular_file(asked.from, ignored)) {
-    PIPER_ASSIGN(reader, CheckpointReader::open_tensors(asked.from));
-  } else {
-    PIPER_ASSIGN(reader, take_newest(options, control));
+    PIPER_ASSIGN(CheckpointReader reader, CheckpointReader::open_tensors(asked.from));
+    PIPER_ASSIGN(Start start, start_of(options, control, std::move(reader)));
+    return std::optional(std::move(start));
   }
-  if (!reader && asked.how == How::kResumeOrStart) {
+  PIPER_ASSIGN(std::optional<Start> start, find_newest(options, control, {}));
+  if (start) return start;
+  if (asked.how == How::kResumeOrStart) {
     if (is_rank_0(control))
       tell_user(
           fmt::format("'{}' holds no checkpoint: training starts from the beginning", asked.from));
     return std::optional<Start>();
   }
-  if (!reader)
-    return usage(fmt::format("'{}' holds no checkpoint", asked.from))
-        .with_note(help_without_checkpoint(asked));
-  std::optional<Start> start(std::in_place);
-  start->reader = std::make_unique<const CheckpointReader>(*std::move(reader));
-  const bool averages = options.evaluate_averages && options.evaluate_only;
-  start->states =
-      std::make_unique<CheckpointStates>(*start->reader, asked.how == How::kInit, averages);
-  if (averages) PIPER_TRY(check_averages(*start->reader, is_rank_0(control)));
-  if (asked.how != How::kInit) start->step = start->reader->about().step;
-  if (asked.how == How::kResume || asked.how == How::kResumeOrStart)
-    start->samples = start->reader->about().samples,
-    start->skipped = start->reader->about().skipped;
-  return start;
+  return usage(fmt::format("'{}' holds no checkpoint", asked.from))
+      .with_note(help_without_checkpoint(asked));
 }
 
 }  // namespace piper

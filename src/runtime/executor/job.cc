@@ -52,7 +52,8 @@ Result<std::unique_ptr<Checkpointing>> open_checkpoints(const JobOptions& option
                                                         const PlanSet& set, Control& control,
                                                         Executor& executor) {
   if (!options.checkpoint) return std::unique_ptr<Checkpointing>();
-  return Checkpointing::open(*options.checkpoint, set, executor, control, options.first_step);
+  return Checkpointing::open(*options.checkpoint, set, executor, control, options.first_step,
+                             options.pace.checkpoint_s);
 }
 
 // Returns what moves a rank's bytes: the fabric that its backend brings, `own`, or else the

@@ -3,8 +3,6 @@
 
 #include <cmath>
 
-#include "resume.h"
-
 namespace piper {
 namespace {
 
@@ -41,16 +39,16 @@ StepMetrics reported_by(const Executor& executor) {
 
 }  // namespace
 
-uint8_t NonFinite::words(const StepMetrics& metrics) const {
+Words NonFinite::words(const StepMetrics& metrics) const {
   if (metrics.skipped.value_or(0) != 0) return kSkipped;
-  const uint8_t updated = metrics.skipped ? kUpdated : 0;
+  const Words updated = metrics.skipped ? kUpdated : 0;
   if (between_.scales_loss()) return updated;  // a loss in f16 may be too large
   return (is_bad(metrics.loss) || is_bad(metrics.grad_norm) ? kNotFinite : 0) | updated;
 }
 
-uint8_t NonFinite::words(const Executor& executor) const { return words(reported_by(executor)); }
+Words NonFinite::words(const Executor& executor) const { return words(reported_by(executor)); }
 
-NonFinite::Verdict NonFinite::judge(uint8_t words) {
+NonFinite::Verdict NonFinite::judge(Words words) {
   const bool skipped = (words & kSkipped) != 0;
   disagrees_ = skipped && (words & kUpdated) != 0;
   if (skipped) ++skipped_, ++in_a_row_;
@@ -104,7 +102,7 @@ Error NonFinite::error(const StepMetrics& metrics, Verdict verdict) const {
 Status NonFinite::check_alone(const Executor& executor, int64_t step) {
   StepMetrics metrics = reported_by(executor);
   metrics.step = step;
-  const uint8_t said = words(metrics);
+  const Words said = words(metrics);
   if ((said & (kSkipped | kNotFinite)) == 0 || (said == kSkipped && may_skip())) return ok_status();
   return error(metrics, Verdict::kFail);
 }
@@ -139,36 +137,22 @@ Status check_on_nan(const RunOptions& options, const PlanSet& set) {
 }
 
 Result<int64_t> roll_back(const JobOptions& options, Control& control, Executor& executor,
-                          int64_t step, int64_t& left_out) {
-  RunOptions asked;
-  asked.start.how = StartOptions::How::kResume;
-  asked.start.from = options.checkpoint->folder;
-  asked.job.checkpoint = options.checkpoint;
+                          int64_t step, int64_t tried, int64_t& left_out) {
+  PIPER_CHECK(options.find_back);
   PIPER_TRY(executor.settle());
-  const Result<std::optional<Start>> start = find_start(asked, &control);
-  if (!start && start.error().code == ExitCode::kPeer) {  // of what is there nobody knows
-    Error error = start.error();
-    error.message = fmt::format("going back from step {}: {}", step + 1, error.message);
+  Result<GoneBack> back = options.find_back(control, tried);
+  if (!back) {  // where a peer is gone or a disk fails, another start may find what is there
+    Error error = std::move(back).error();
+    error.message =
+        fmt::format("going back from step {}, which is not finite: {}", step + 1, error.message);
+    if (error.code == ExitCode::kUsage) error.code = ExitCode::kNumeric;
     return error;
   }
-  if (!start || !*start || (*start)->step < options.first_step) {
-    Error error =
-        fail("step {} is not finite, and '{}' holds no checkpoint of this job to go back to",
-             step + 1, options.checkpoint->folder)
-            .with_code(ExitCode::kNumeric);
-    if (!start) error.notes.push_back(start.error().message);
-    if (start && *start)
-      error.notes.push_back(fmt::format(
-          "not supported: the newest one, of step {}, was written under the plans before these, "
-          "which begin after step {}",
-          (*start)->step, options.first_step));
-    return error;
-  }
-  left_out += step + 1 - (*start)->step;
-  PIPER_TRY(executor.reload(*(*start)->states, left_out));
+  left_out += step + 1 - back->step;
+  PIPER_TRY(executor.reload(*back->states, left_out));
   PIPER_TRY(executor.settle());
   PIPER_TRY(control.barrier());  // its files may be removed from here on
-  return (*start)->step;
+  return back->step;
 }
 
 }  // namespace piper

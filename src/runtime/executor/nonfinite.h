@@ -26,10 +26,10 @@ class NonFinite {
   // Returns the Word bits that a rank tells the others of a step: rank 0 by what it has collected,
   // others by their own reports. What all have alike, such as a norm under tensor parallelism, may
   // be spoilt in one rank's copy only.
-  uint8_t words(const StepMetrics& metrics) const;
-  uint8_t words(const Executor& executor) const;
+  Words words(const StepMetrics& metrics) const;
+  Words words(const Executor& executor) const;
   // Judges the step by what all ranks have told of it.
-  Verdict judge(uint8_t words);
+  Verdict judge(Words words);
   // Says what is wrong with the step that was judged last, and what becomes of it.
   Error error(const StepMetrics& metrics, Verdict verdict) const;
   // Returns the error of a step that no rank waits for the others with: steps overlap. By what the
@@ -51,9 +51,9 @@ class NonFinite {
 // Checks that the plans can do what is asked for. Error (kUsage): they cannot.
 Status check_on_nan(const RunOptions& options, const PlanSet& set);
 
-// Has the rank go on from the newest checkpoint that is whole, and from the data after `step`.
+// Has the rank go on from where JobOptions::find_back says, and from the data after `step`.
 // Collective; everything of the job so far has ended. Returns how many steps are done.
 Result<int64_t> roll_back(const JobOptions& options, Control& control, Executor& executor,
-                          int64_t step, int64_t& left_out);
+                          int64_t step, int64_t tried, int64_t& left_out);
 
 }  // namespace piper

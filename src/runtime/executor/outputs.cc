@@ -207,36 +207,32 @@ namespace {
 
 std::string comparison_text(const VerifyOptions& verify, const JobResult& result) {
   if (verify.against == VerifyAgainst::kNone) return "";
+  const int64_t steps = result.totals.done - result.totals.begun;
   if (result.bitwise)
     return fmt::format(
         "equal to the single-device plan bit for bit: loss and {} parameters after each of {} "
         "steps\n",
-        result.compared_parameters, result.steps.size());
+        result.compared_parameters, steps);
   const bool single = verify.against == VerifyAgainst::kSingle;
   return fmt::format(
       "within bounds of the {} plan after each of {} steps{}: loss within {:.2g} (bound {:.2g}), "
       "{} parameters within {:.2g} (bound {:.2g})\n",
-      single ? "single-device" : "uncut", result.steps.size(),
+      single ? "single-device" : "uncut", steps,
       single ? ", as sums are formed in another order here" : "", result.worst_loss_error,
       verify.loss_bound, result.compared_parameters, result.worst_param_error, verify.param_bound);
 }
 
 std::string summary(const RunOptions& options, const JobResult& result) {
   std::string text;
-  if (result.interrupted)
-    text +=
-        fmt::format("interrupted after step {}\n",
-                    result.steps.empty() ? options.job.first_step : result.steps.back().step + 1);
+  const JobTotals& totals = result.totals;
+  if (result.interrupted) text += fmt::format("interrupted after step {}\n", totals.done);
   if (result.steps.empty()) return text;
-  const StepMetrics& first = result.steps.front();
   const StepMetrics& last = result.steps.back();
-  double ms = 0;
-  for (const StepMetrics& one : result.steps) ms += one.step_ms;
-  ms /= static_cast<double>(result.steps.size());
-  text += fmt::format("{} steps", result.steps.size());
-  if (first.loss && last.loss)
-    text += fmt::format(", loss {:.4f} -> {:.4f}", *first.loss, *last.loss);
-  text += fmt::format(", {:.1f} ms a step, at most {} a rank", ms, human_bytes(last.peak_bytes));
+  text += fmt::format("{} steps", totals.done - totals.begun);
+  if (totals.first_loss && last.loss)
+    text += fmt::format(", loss {:.4f} -> {:.4f}", *totals.first_loss, *last.loss);
+  text += fmt::format(", {:.1f} ms a step, at most {} a rank",
+                      totals.ms / static_cast<double>(totals.ended), human_bytes(last.peak_bytes));
   if (result.taken_bytes > last.peak_bytes)  // in whole pages
     text += fmt::format(", taken as {}", human_bytes(result.taken_bytes));
   text += "\n";

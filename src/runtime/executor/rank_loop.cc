@@ -34,12 +34,22 @@ bool is_told_to_stop(const JobOptions& options) {
 // Holds what a rank knows after a step beside its results.
 struct Heard {
   bool stop = false, save = false;
-  uint8_t words = 0;  // Word bits, of all ranks
+  Words words = 0;  // Word bits, of all ranks
 };
+
+// Keeps what is told of the steps at the job's end.
+void keep(const StepMetrics& metrics, JobResult& result) {
+  std::vector<StepMetrics>& steps = result.steps;
+  if (steps.size() >= 2 * kKeptSteps) steps.erase(steps.begin(), steps.end() - kKeptSteps);
+  steps.push_back(metrics);
+  if (metrics.step == result.totals.begun) result.totals.first_loss = metrics.loss;
+  ++result.totals.ended;
+  result.totals.ms += metrics.step_ms;
+}
 
 // Does rank 0's part between two steps: results, the caller's callback, whether to stop.
 Status finish_step(RankRun& run, const StepMetrics& metrics, bool& stop) {
-  run.result.steps.push_back(metrics);
+  keep(metrics, run.result);
   if (run.options.on_step) PIPER_TRY(run.options.on_step(metrics));
   if (is_told_to_stop(run.options)) {
     run.result.interrupted = true;
@@ -69,23 +79,26 @@ bool compares(const RankRun& run) {
 bool meets(const RankRun& run) { return run.executor.role().steps_ahead == 0 || compares(run); }
 
 // Returns what the rank has to say, with what the checkpoint under way says.
-uint8_t word_of(RankRun& run, bool stop) {
+Words word_of(RankRun& run, bool stop) {
   const JobOptions& options = run.options;
-  uint8_t word = stop ? kStop : 0;
+  Words word = stop ? kStop : 0;
   if (is_told_to_stop(options)) word |= kStop | kInterrupted;
   if (run.result.interrupted) word |= kInterrupted;
+  if (run.result.lost || (options.lost != nullptr && options.lost->load()))
+    word |= kStop | kInterrupted | kLost;
   if (run.checkpoints == nullptr) return word;
-  if (run.checkpoints->has_failed()) word |= kStop | kInterrupted;
+  if (run.checkpoints->has_failed()) word |= kStop | kInterrupted | kLost;
   if (options.save != nullptr && options.save->exchange(false)) word |= kSave;
   if (run.control.rank() == 0 && run.checkpoints->asks()) word |= kSave;
   return word | run.checkpoints->word();
 }
 
 // Lets all ranks know what any of them says, and goes on with the checkpoint under way.
-Status agree(RankRun& run, uint8_t own, Heard& heard) {
-  uint8_t words = word_of(run, heard.stop) | own;
+Status agree(RankRun& run, Words own, Heard& heard) {
+  Words words = word_of(run, heard.stop) | own;
   PIPER_TRY(run.between.agree(words));
   run.result.interrupted = (words & kInterrupted) != 0;
+  run.result.lost = (words & kLost) != 0;
   heard = {(words & kStop) != 0, (words & kSave) != 0, words};
   return run.checkpoints != nullptr ? run.checkpoints->advance(words) : ok_status();
 }
@@ -93,10 +106,11 @@ Status agree(RankRun& run, uint8_t own, Heard& heard) {
 // The same where steps overlap: only rank 0 is heard, and some steps later. After a step that no
 // other overlaps with (`last`), all meet.
 Status agree_late(RankRun& run, Heard& heard, bool last) {
-  uint8_t words = run.control.rank() == 0 ? word_of(run, heard.stop) : 0;
+  Words words = run.control.rank() == 0 ? word_of(run, heard.stop) : 0;
   const bool own = heard.stop;
   PIPER_TRY(run.between.spread_late(words, last));
   heard.stop = (words & kStop) != 0 || (last && own);
+  run.result.lost |= (words & kLost) != 0;
   heard.save = (words & kSave) != 0;
   return last && run.checkpoints != nullptr ? agree(run, 0, heard) : ok_status();
 }
@@ -154,6 +168,7 @@ class Steps {
                late_),
         begun_(run.options.first_step),
         ended_(begun_) {
+    run.result.totals.begun = begun_;
     // Only ranks that all meet between steps can compare their times.
     if (meets(run) && run.control.world() > 1)
       slow_.emplace(run.control, run.executor.recorder(), run.role);
@@ -168,7 +183,7 @@ class Steps {
   Status begin(int64_t step);
   Status end(int64_t step, bool last);
   Status end_until(int64_t step, bool last);
-  Status judge(const StepMetrics& metrics, uint8_t words);
+  Status judge(const StepMetrics& metrics, Words words);
   Status go_back(const StepMetrics& metrics);
   bool is_save_due(int64_t done) const {
     return run_.checkpoints != nullptr && run_.checkpoints->is_due(done, save_ ? kSave : 0);
@@ -185,6 +200,7 @@ class Steps {
   bool goes_on() const { return run_.options.on_end && begun_ == run_.options.steps && !stop_; }
   Status evaluate_and_save_if_due(bool last);
   Status evaluate(bool last);
+  Status hear_last();
   bool lacks_data(int64_t step);
   bool is_out_of_time() const;
   Status tell_memory(bool is_loaded);
@@ -205,6 +221,8 @@ class Steps {
   int64_t begun_, ended_;         // so many steps
   bool step_was_undone_ = false;  // the step that ended last, which was not finite
   int64_t left_out_ = 0;          // steps of data
+  int64_t failed_ = -1;           // the step from which the job went back the last time
+  int64_t went_to_ = -1;          // so many steps were done where it went on
   std::optional<double> loss_;    // rank 0's: of the last step that ended
   int64_t evaluated_ = -1;        // after so many steps the last time
   bool has_evaluated_ = false;
@@ -212,6 +230,11 @@ class Steps {
   Clock::time_point since_;  // when the step began, or where they are late, the one before ended
   double longest_s_ = 0;     // of the steps so far, with what is done between them
   std::array<double, 20> recent_s_{};  // of the last ones: a single slow one is forgotten
+  // Returns the longest of the last steps; before the first one has ended, what is known of them.
+  double recent_s() const {
+    const double longest = *std::ranges::max_element(recent_s_);
+    return longest > 0 ? longest : run_.options.pace.step_s;
+  }
   MemoryMetrics memory_;
 };
 
@@ -262,7 +285,7 @@ bool Steps::lacks_data(int64_t step) {
   const Status read = run_.executor.read_inputs(step);
   if (read || read.error().code != ExitCode::kStorage) return false;  // the step itself says it
   if (run_.options.on_loss) run_.options.on_loss(read.error());
-  return run_.result.interrupted = true;
+  return run_.result.interrupted = run_.result.lost = true;
 }
 
 Status Steps::end(int64_t step, bool last) {
@@ -300,7 +323,7 @@ Status Steps::end(int64_t step, bool last) {
 }
 
 // Decides what becomes of the job after a step, which may be that it counts as none.
-Status Steps::judge(const StepMetrics& metrics, uint8_t words) {
+Status Steps::judge(const StepMetrics& metrics, Words words) {
   using Verdict = NonFinite::Verdict;
   const Verdict verdict = guard_.judge(words);
   if (verdict == Verdict::kGoOn) return ok_status();
@@ -320,11 +343,15 @@ Status Steps::judge(const StepMetrics& metrics, uint8_t words) {
   return ok_status();
 }
 
-// Goes on from the newest checkpoint.
+// Goes on from a checkpoint. What a job gets no further from than before may hold what spoils it.
 Status Steps::go_back(const StepMetrics& metrics) {
   PIPER_TRY(run_.checkpoints->drain());
-  PIPER_ASSIGN(const int64_t done,
-               roll_back(run_.options, run_.control, run_.executor, metrics.step, left_out_));
+  const int64_t tried = metrics.step <= failed_ ? went_to_ : -1;
+  PIPER_ASSIGN(const int64_t done, roll_back(run_.options, run_.control, run_.executor,
+                                             metrics.step, tried, left_out_));
+  failed_ = metrics.step;
+  went_to_ = done;
+  run_.result.totals.begun = std::min(run_.result.totals.begun, done);
   run_.checkpoints->go_back(done, left_out_);
   begun_ = ended_ = done;
   step_was_undone_ = true;
@@ -353,8 +380,7 @@ bool Steps::is_out_of_time() const {
   if (run_.options.time_limit_s <= 0 || run_.control.rank() != 0) return false;
   const double written = run_.checkpoints != nullptr ? run_.checkpoints->likely_s() : 0;
   const double passed = std::chrono::duration<double>(Clock::now() - run_.options.started).count();
-  const double longest = *std::ranges::max_element(recent_s_);
-  const double next = (late_ ? 2 : 1) * longest;  // one more step is under way where it is late
+  const double next = (late_ ? 2 : 1) * recent_s();  // one more step is under way where it is late
   if (passed + next + written < run_.options.time_limit_s) return false;
   return run_.result.interrupted = true;
 }
@@ -373,6 +399,7 @@ Status Steps::evaluate_and_save_if_due(bool last) {
   if (evaluates) PIPER_TRY(evaluate(last));
   if (saves()) {  // which a signal may have asked for meanwhile
     save_ = false;
+    run_.control.activity().store("the copy of its states", std::memory_order_release);
     PIPER_TRY(
         run_.checkpoints->begin(begun_, guard_.skipped().value_or(run_.options.skipped), loss_,
                                 evaluated_ == begun_ ? evaluation_loss_ : std::optional<double>()));
@@ -401,6 +428,7 @@ Status Steps::evaluate(bool last) {
     PIPER_TRY(run_.executor.settle());
     return run_.options.around_evaluation(run_.executor, run_.transport, begins);
   };
+  run_.control.activity().store("an evaluation", std::memory_order_release);
   const bool is_first = std::exchange(has_evaluated_, true);
   PIPER_TRY(around(true));
   // Of the first batch nobody knows how long it takes.
@@ -427,6 +455,20 @@ Status Steps::run_steps() {
   return ok_status();
 }
 
+// A checkpoint that could not be written, data that are lost and, before other plans, a signal
+// count on all ranks, also where they came after the last step.
+Status Steps::hear_last() {
+  if (run_.checkpoints == nullptr && !goes_on()) return ok_status();
+  const bool was_interrupted = run_.result.interrupted;
+  Heard heard{stop_};
+  PIPER_TRY(agree(run_, 0, heard));
+  if (goes_on())
+    stop_ = heard.stop;
+  else
+    run_.result.interrupted = was_interrupted;
+  return ok_status();
+}
+
 Status Steps::run() {
   const int64_t steps = run_.options.steps;
   PIPER_TRY(inject_fault("load", run_.control.rank(), begun_));
@@ -434,8 +476,8 @@ Status Steps::run() {
   run_.control.set_timeout(wait_limit(run_.options, 0));
   if (overlap_ && begun_ >= steps)
     return run_.options.evaluation.empty() ? ok_status() : evaluate_and_save_if_due(/*last=*/true);
-  Heard heard;
-  if (run_.checkpoints != nullptr) PIPER_TRY(agree(run_, 0, heard));  // signals during load
+  Heard heard{is_out_of_time()};
+  PIPER_TRY(agree(run_, 0, heard));  // signals during load
   last_ = stop_ = heard.stop;
   save_ = heard.save;
   PIPER_TRY(begin_run());
@@ -445,8 +487,11 @@ Status Steps::run() {
   } while (begun_ < steps && !last_);  // the last one may have sent the job back
   if (!overlap_) PIPER_TRY(run_.executor.run_epilogue(steps));
   PIPER_TRY(evaluate_and_save_if_due(/*last=*/true));
+  PIPER_TRY(hear_last());
   run_.result.goes_on = goes_on();
   run_.result.left_out = left_out_;
+  run_.result.totals.done = begun_;
+  run_.result.pace = {recent_s(), run_.checkpoints != nullptr ? run_.checkpoints->longest_s() : 0};
   run_.result.skipped = guard_.skipped().value_or(run_.options.skipped);
   if (!run_.result.goes_on) PIPER_TRY(inject_fault("end", run_.control.rank(), begun_));
   if (run_.options.parameters && !run_.result.goes_on)

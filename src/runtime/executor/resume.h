@@ -33,7 +33,8 @@ struct Start {
   std::unique_ptr<const CheckpointReader> reader;
   std::unique_ptr<CheckpointStates> states;
   int64_t step = 0, samples = 0, skipped = 0;
-  bool is_running = false;  // not a checkpoint: the job itself, under the plans before these
+  std::vector<std::string> newer;  // checkpoints of its folder that were not taken
+  bool is_running = false;         // not a checkpoint: the job itself, under the plans before these
 };
 
 // Returns the samples of a global batch.
@@ -61,6 +62,19 @@ class FolderLock {
 // are processes: each verifies some of the files. A damaged checkpoint is named, and the one before
 // it is taken. Fills about.step and about.samples of where the job begins.
 Result<std::optional<Start>> find_start(const RunOptions& options, Control* control);
+
+// Says which checkpoints of a folder are not taken, or only where there is no other.
+struct StartChoice {
+  int64_t least = 0;   // no checkpoint of a lower step
+  int64_t tried = -1;  // the others rather than that of this step: a job got no further from it
+};
+// Finds the newest undamaged checkpoint of the folder that the options name; nothing where there is
+// none. Collective in the same way.
+Result<std::optional<Start>> find_newest(const RunOptions& options, Control* control,
+                                         const StartChoice& choice);
+// Renames those checkpoints that are newer than the one that was taken, where new ones will be
+// written beside them: they would be taken for the newest of another run. On rank 0.
+Status set_newer_aside(const RunOptions& options, const Start& start);
 
 // Compares what the checkpoint was trained with and what is asked for now. Error (kUsage): they
 // differ, and nobody has accepted it; all differences are named. `speaks`: what is loaded, fresh

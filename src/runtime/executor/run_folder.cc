@@ -2,8 +2,10 @@
 #include "run_folder.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <ctime>
 #include <filesystem>
 
@@ -109,6 +111,20 @@ std::string label_value(const std::string& name) {
   return text;
 }
 
+// Replaces a file in one step, for those that read it meanwhile. Nothing waits for the disk: a step
+// would, and what a crash of the machine loses here is of no use after it.
+Status replace_file(const std::string& path, const std::string& text) {
+  const std::string built = path + ".partial";
+  const auto broken = [&] {
+    return fail("cannot write {}: {}", path, std::strerror(errno)).with_code(ExitCode::kStorage);
+  };
+  FILE* const file = std::fopen(built.c_str(), "w");
+  if (file == nullptr) return broken();
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (const bool closed = std::fclose(file) == 0; !written || !closed) return broken();
+  return std::rename(built.c_str(), path.c_str()) == 0 ? ok_status() : broken();
+}
+
 }  // namespace
 
 // A text file of Prometheus, for its node exporter to collect.
@@ -133,7 +149,7 @@ Status RunFolder::write_values() {
   for (const auto& [set, metrics] : evaluated_)
     text += fmt::format("piper_evaluation_loss{{set=\"{}\"}} {}\n", label_value(set),
                         number(metrics.loss));
-  return write_file(folder_ + "/metrics.prom", text);
+  return replace_file(folder_ + "/metrics.prom", text);
 }
 
 }  // namespace piper

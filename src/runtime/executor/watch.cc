@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "piper/base/process.h"
-
 namespace piper {
 namespace {
 
@@ -18,12 +16,8 @@ void print_line(const std::string& line) {
 
 }  // namespace
 
-Watch::Watch(RunOptions& options, const PlanSet& set, const BatchSource* data, Voice& voice,
-             bool speaks)
-    : voice_(voice), data_(data) {
+Watch::Watch(RunOptions& options, const PlanSet& set, Voice& voice, bool speaks) : voice_(voice) {
   if (!speaks) return;
-  if (options.job.stop == nullptr) options.job.stop = &own_stop_;
-  stop_ = options.job.stop;
   if (options.job.checkpoint) {
     options.job.checkpoint->note = print_line;
     options.job.checkpoint->on_loss = [this](const Error& error) { voice_.note(error); };
@@ -45,10 +39,11 @@ Watch::Watch(RunOptions& options, const PlanSet& set, const BatchSource* data, V
 }
 
 Status Watch::go_back(int64_t step, int64_t done) {
+  const std::string where =
+      done > 0 ? fmt::format("the checkpoint after step {}", done) : "where it began";
   print_line(
-      fmt::format("step {} is not finite: the job goes on from the checkpoint after step {}, "
-                  "without the data in between",
-                  step + 1, done));
+      fmt::format("step {} is not finite: the job goes on from {}, without the data in between",
+                  step + 1, where));
   voice_.note(metrics_.go_back(done));
   voice_.note(folder_.go_back(done));
   return ok_status();
@@ -70,13 +65,6 @@ Status Watch::see(const StepMetrics& one) {
   if (!one.spent_ms.empty()) name_slow(one.slow);
   voice_.note(metrics_.write(print_metrics(one)));
   voice_.note(folder_.add(one));
-  if (Clock::now() - looked_ < std::chrono::seconds(1)) return ok_status();
-  looked_ = Clock::now();
-  // What was trained so far is kept.
-  Status same = check_mapped_files();
-  if (same && data_ != nullptr) same = data_->check();
-  voice_.note(same);
-  if (!same) stop_->store(true);
   return ok_status();
 }
 
