@@ -1,7 +1,8 @@
-// Folders of files that are replaced as a whole.
+// Folders of files: one that is replaced as a whole, and what else is in one.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "piper/base/base.h"
 
@@ -11,5 +12,9 @@ namespace piper {
 // can exchange two names, and in two renames where it cannot. Returns where the old folder is then.
 // Error (kStorage): a rename fails; `folder` is then as it was.
 Result<std::string> replace_folder(const std::string& built, const std::string& folder);
+
+// Returns in order the names of the files in the folder of `path` that end as `extension` says
+// (".yaml"); none where there is no such folder.
+std::vector<std::string> files_beside(const std::string& path, std::string_view extension);
 
 }  // namespace piper

@@ -19,7 +19,7 @@ struct ImportOptions {
   int64_t batch = 0;  // binds the dynamic batch dim; 0: the file must be static
   SourceSpan batch_at;
   std::vector<InputBinding> inputs;
-  std::vector<std::pair<std::string, int64_t>> dims;  // sizes of other dynamic dims, by dim_param
+  std::vector<DimSize> dims;
   std::vector<ParamRule> parameters;
   uint64_t seed = 0;  // for ops that draw random numbers and have no seed of their own
   // A safetensors file with the parameters' first values, which replace the model's: a state_dict,

@@ -16,6 +16,13 @@ struct InputBinding {
   SourceSpan at;
 };
 
+// Holds the size of a dynamic dim that is not the batch, by its name in the file.
+struct DimSize {
+  std::string name;
+  int64_t size = 0;
+  SourceSpan at = {};
+};
+
 // Holds one entry of the strategy's `parameters`: a fact about tensors of the file that the user
 // knows. Globs match the path of a name ("h/0/mlp/weight") or the name itself, and the other names
 // of a tied parameter.

@@ -191,7 +191,7 @@ struct Strategy {
   SourceSpan global_batch_at, microbatch_size_at, rampup_at;
   std::vector<RampStage> rampup;  // the first steps of a job, before global_batch holds
   std::vector<InputBinding> inputs;
-  std::vector<std::pair<std::string, int64_t>> dims;
+  std::vector<DimSize> dims;
   std::vector<ParamRule> parameters;
   std::vector<LossTerm> loss;  // empty: the model's own
   SourceSpan loss_at;

@@ -1,11 +1,13 @@
-// Replacing a folder.
+// Replacing a folder, and what is in one.
 #include "piper/base/folders.h"
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 
 namespace piper {
 
@@ -23,6 +25,17 @@ Result<std::string> replace_folder(const std::string& built, const std::string& 
   const int problem = errno;
   (void)std::rename(aside.c_str(), folder.c_str());
   return refused(problem);
+}
+
+std::vector<std::string> files_beside(const std::string& path, std::string_view extension) {
+  namespace fs = std::filesystem;
+  std::vector<std::string> names;
+  std::error_code code;
+  const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : ".";
+  for (fs::directory_iterator it(folder, code), end; !code && it != end; it.increment(code))
+    if (it->path().extension() == extension) names.push_back(it->path().filename().string());
+  std::ranges::sort(names);
+  return names;
 }
 
 }  // namespace piper

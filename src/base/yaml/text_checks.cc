@@ -134,6 +134,14 @@ Status check_text(std::string_view text, const Places& places) {
   return ok_status();
 }
 
+size_t other_space(std::string_view text) {
+  constexpr std::array<std::string_view, 8> kSpaces = {"\u00A0", "\u2002", "\u2003", "\u2009",
+                                                       "\u200B", "\u202F", "\u3000", "\uFEFF"};
+  size_t first = std::string_view::npos;
+  for (const std::string_view space : kSpaces) first = std::min(first, text.find(space));
+  return first;
+}
+
 std::optional<std::string> yaml_surprise(std::string_view plain) {
   if (is_one_of(plain, kTruth)) {
     return "YAML versions disagree about what it means; write true or false for a truth value, or "

@@ -19,6 +19,9 @@ class Places {
   std::vector<size_t> starts_;
 };
 
+// Returns where the text has a space that is not ASCII's, such as a non-breaking one; npos:
+// nowhere.
+size_t other_space(std::string_view text);
 // Invalid UTF-8, control characters, tabs, lone carriage returns, YAML directives.
 Status check_text(std::string_view text, const Places& places);
 

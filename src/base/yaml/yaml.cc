@@ -125,6 +125,10 @@ class TreeBuilder : public YAML::EventHandler {
                 .with_note(
                     "help: use a block text ('|'), or check the indentation of the next line")};
       }
+      if (const size_t at = other_space(value); at != std::string::npos)
+        throw Refused{
+            fail(places_.span(begin + at), "the file has a space that is not ASCII's here")
+                .with_note("help: separate with spaces, or quote a text that has it")};
       if (!is_key()) refuse_surprise(mark, value);
       node.at = node.inside = span(mark, count_columns(value));
     }

@@ -80,10 +80,11 @@ Status InputShapes::check_bindings() const {
     for (const OnnxDim& dim : input.dims)
       if (!dim.param.empty() && !std::count(dynamic.begin(), dynamic.end(), dim.param))
         dynamic.push_back(quote_control(dim.param));
-  for (const auto& [name, size] : options_.dims) {
-    if (std::count(dynamic.begin(), dynamic.end(), name)) continue;
-    return fail(model_.at(), "no input of the model has a dynamic dim '{}'{}", name,
-                did_you_mean(name, dynamic))
+  for (const DimSize& dim : options_.dims) {
+    if (std::count(dynamic.begin(), dynamic.end(), dim.name)) continue;
+    return fail(dim.at.file.empty() ? model_.at() : dim.at,
+                "no input of the model has a dynamic dim '{}'{}", dim.name,
+                did_you_mean(dim.name, dynamic))
         .with_note(dynamic.empty() ? "none is dynamic"
                                    : fmt::format("there are {}", join(dynamic, ", ")));
   }
@@ -120,7 +121,9 @@ Status InputShapes::bind_batch(const OnnxInput& input, const OnnxDim& dim) {
                 "has",
                 quote_control(input.name),
                 dim.param.empty() ? "" : " '" + quote_control(dim.param) + "'")
-        .with_note("help: train: {global_batch: 8}");
+        .with_note(
+            "help: train: {global_batch: 8}; for a strategy of the library, in a file of your own "
+            "that includes it");
   }
   if (batch_ == 0) batch_ = dim.value;
   if (batch_ == dim.value) return ok_status();
@@ -142,9 +145,8 @@ Result<int64_t> InputShapes::bind_dim(const OnnxInput& input, size_t d, bool is_
     }
     value = named;
   }
-  for (const auto& [param, bound] : options_.dims) {
-    if (value < 0 && param == dim.param) value = bound;
-  }
+  for (const DimSize& bound : options_.dims)
+    if (value < 0 && bound.name == dim.param) value = bound.size;
   if (value < 0 && !batch_param_.empty() && dim.param == batch_param_) value = batch_;
   if (value < 0) {
     return fail(model_.at(), "dim {} of input '{}'{} is dynamic: the strategy must bind it", d,

@@ -4,9 +4,11 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <unordered_set>
 
 #include "functions.h"
+#include "piper/base/folders.h"
 #include "piper/base/parallel.h"
 #include "proto_tensor.h"
 
@@ -245,7 +247,13 @@ int64_t count_entries(pb::io::CodedInputStream& in, bool in_graph) {
 
 Result<onnx::ModelProto*> parse_model(const std::string& path, int64_t max_bytes,
                                       pb::Arena& arena) {
-  PIPER_ASSIGN(const Bytes file, map_file(path));
+  Result<Bytes> mapped = map_file(path);
+  if (!mapped) {
+    mapped.error().message +=
+        did_you_mean(std::filesystem::path(path).filename().string(), files_beside(path, ".onnx"));
+    return std::move(mapped).error();
+  }
+  const Bytes file = *std::move(mapped);
   const int64_t limit = std::min<int64_t>(max_bytes, INT32_MAX);
   if (static_cast<int64_t>(file.size) > limit) {
     return fail("the model file has {}; at most {} are read",

@@ -45,8 +45,8 @@ bool is_item(const Object& object) {
   return false;
 }
 
-std::string foreign_help(std::string_view word) {
-  const std::string_view help = foreign_word(word);
+std::string foreign_help(std::string_view word, std::string_view value = {}) {
+  const std::string help = foreign_word(word, value);
   if (help.empty()) return "";
   return fmt::format("help: {}{}", help.starts_with('\'') ? "write " : "", help);
 }
@@ -75,13 +75,14 @@ std::vector<std::string> places_below(const Object& from, std::string_view key) 
 }
 
 // Says where a key that does not belong to `object` is written, if there is one place.
-std::optional<std::string> home_of(std::string_view key, const Object& object) {
+std::optional<std::string> home_of(std::string_view key, std::string_view value,
+                                   const Object& object) {
   const Object& whole = fields::object("strategy");
   if (find_field(whole, key))
     return fmt::format("help: '{}' begins at the left margin, as 'piper' does", key);
   const bool is_optimizer = find_field(fields::object("optimizer"), object.name) != nullptr;
-  const std::string own = foreign_help(fmt::format("{}.{}", object.name, key));
-  const std::string help = own.empty() ? foreign_help(key) : own;
+  const std::string own = foreign_help(fmt::format("{}.{}", object.name, key), value);
+  const std::string help = own.empty() ? foreign_help(key, value) : own;
   if (!help.empty() && !(is_optimizer && help.find("optimizer: {") != help.npos)) return help;
   const auto below = places_below(object, key);
   // Of several optimizers that have the key the first one shows where it is written.
@@ -101,7 +102,7 @@ std::optional<std::string> home_of(std::string_view key, const Object& object) {
 
 Error unknown_key(const yaml::Node& key, const yaml::Node& value, const Object& object) {
   const std::vector<std::string> keys = known_keys(object);
-  auto home = home_of(key.text, object);
+  auto home = home_of(key.text, value.text, object);
   if (const auto chosen = nearest(value.text, keys); object.single && chosen)  // name: adamw
     home = fmt::format("help: write '{}: {{…}}'", *chosen);
   Error error = fail(key.at, "unknown key {} in '{}'{}", yaml::shown(key.text), object.name,

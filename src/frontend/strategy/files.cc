@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "piper/base/folders.h"
 #include "piper/base/library.h"
 #include "sections.h"
 
@@ -59,19 +60,8 @@ class Loader {
     return fail(from, "more than {} files are included", kMaxFiles);
   }
 
-  // Returns the strategy files beside one that is not there.
-  static std::vector<std::string> neighbours(const fs::path& path) {
-    std::vector<std::string> names;
-    std::error_code code;
-    const fs::path folder = path.has_parent_path() ? path.parent_path() : ".";
-    for (fs::directory_iterator it(folder, code), end; !code && it != end; it.increment(code))
-      if (it->path().extension() == ".yaml") names.push_back(it->path().filename().string());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
   static Error cannot_include(const fs::path& path, const SourceSpan& from, std::string_view why) {
-    const std::vector<std::string> names = neighbours(path);
+    const std::vector<std::string> names = files_beside(path.string(), ".yaml");
     const std::string near = did_you_mean(path.filename().string(), names);
     Error error =
         fail(from, "cannot include '{}'{}", path.string(), near).with_note(std::string(why));
@@ -82,11 +72,16 @@ class Loader {
   }
 
   Result<StrategyFile> read(const std::string& path, const SourceSpan& from) {
+    if (from.line == 0 && path.ends_with(".onnx"))
+      return fail(SourceSpan{path}, "a model stands where the strategy belongs")
+          .with_note("help: the model is first: piperc MODEL.onnx STRATEGY.yaml");
     auto text = read_text_file(path, yaml::kMaxBytes);
     if (!text) {
       Error error = std::move(text).error();
-      if (from.line == 0) return error;
-      return cannot_include(path, from, error.message);
+      if (from.line > 0) return cannot_include(path, from, error.message);
+      error.message +=
+          did_you_mean(fs::path(path).filename().string(), files_beside(path, ".yaml"));
+      return error;
     }
     StrategyFile file{path, *std::move(text), from, {}, {}, {}};
     PIPER_ASSIGN(file.root, yaml::parse_yaml(path, file.text));

@@ -6,10 +6,12 @@
 #include <string>
 
 #include "piper/base/base.h"
+#include "piper/base/scaled.h"
 
 namespace piper {
 namespace {
 
+// `@8` in a help stands for the number that the user has written, or for 8.
 struct Row {
   std::string_view words, help;
 };
@@ -33,15 +35,15 @@ constexpr Row kRows[] = {
      "'<memory/zero1>' to '<memory/zero3>' are files to include"},
     {"tensor_parallel tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree "
      "tp tp_size tp_degree sequence_parallel sequence_parallel_size",
-     "'mesh: {tp: 2}', and '- shard: {match: \"**/qkv/weight\", dim: 0, over: tp}' under "
+     "'mesh: {tp: @2}', and '- shard: {match: \"**/qkv/weight\", dim: 0, over: tp}' under "
      "'directives' for each kind of tensor that is cut; how all others lie follows"},
     {"context_parallel context_parallel_size context_parallel_degree cp cp_size cp_degree "
      "ulysses_degree ulysses_size ring_attention ring_degree",
      "'include: <context/ring>', '<context/heads>' (Ulysses) or '<context/gather>' with "
-     "'params: {cp: 2}', and '- replicate: {over: dp}' for what is beside it"},
+     "'params: {cp: @2}', and '- replicate: {over: dp}' for what is beside it"},
     {"expert_parallel expert_parallel_size expert_parallel_degree expert_model_parallel_size ep "
      "ep_size ep_degree expert_tensor_parallel_size",
-     "'include: <experts/experts>' with 'params: {ep: 4}'; where the ranks of ep are replicas of "
+     "'include: <experts/experts>' with 'params: {ep: @4}'; where the ranks of ep are replicas of "
      "all else, '- shard: {match: \"**/experts/*\", dim: 0, over: ep}' and '- replicate: {over: "
      "[dp, ep]}' under 'directives'"},
     {"pipeline pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size "
@@ -51,7 +53,7 @@ constexpr Row kRows[] = {
      "into: 4}}]' and '- place: {where: {stage: s}, on: {pp: s}}' under 'directives'"},
     {"virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage virtual_stages "
      "num_model_chunks vpp interleave",
-     "'include: <interleaved-1f1b>' with 'params: {chunks: 2}'"},
+     "'include: <interleaved-1f1b>' with 'params: {chunks: @2}'"},
     {"schedule pipeline_schedule pipeline_parallel_schedule schedules 1f1b one_f_one_b gpipe "
      "interleaved interleaved_1f1b zb_h1 zb_h2 zbv zb_v zero_bubble zerobubble dualpipe dualpipev "
      "chimera hanayo looped_bfs",
@@ -60,15 +62,15 @@ constexpr Row kRows[] = {
      "'train'"},
     {"data_parallel data_parallel_size data_parallel_degree dp dp_size dp_degree ddp "
      "distributed_data_parallel dp_replicate dp_shard replicas num_replicas",
-     "'mesh: {dp: 4}', and '- replicate: {over: dp}' under 'directives'"},
+     "'mesh: {dp: @4}', and '- replicate: {over: dp}' under 'directives'"},
     {"gradient_accumulation gradient_accumulation_steps grad_accumulation_steps "
      "accumulate_grad_batches grad_accum gas microbatches micro_batches num_microbatches "
      "n_microbatches num_micro_batches",
-     "'- split: {dim: batch, into: 8}' under 'directives', or 'train: {microbatch_size: 1}'"},
+     "'- split: {dim: batch, into: @8}' under 'directives', or 'train: {microbatch_size: 1}'"},
     {"micro_batch_size micro_batch train_micro_batch_size_per_gpu per_device_train_batch_size "
      "per_gpu_batch_size local_batch_size mbs",
-     "'train: {microbatch_size: 1}'"},
-    {"batch_size batch train_batch_size global_batch_size gbs", "'train: {global_batch: 8}'"},
+     "'train: {microbatch_size: @1}'"},
+    {"batch_size batch train_batch_size global_batch_size gbs", "'train: {global_batch: @8}'"},
     {"rampup_batch_size batch_size_rampup batch_rampup batch_size_schedule batch_warmup",
      "'train: {global_batch: 256, rampup: [{steps: 100, global_batch: 64}]}'"},
     {"bf16 bfloat16 fp16 f16 float16 half fp32 fp8 amp autocast mixed_precision precision_plugin "
@@ -93,7 +95,7 @@ constexpr Row kRows[] = {
      "'train: {groups: [{of: [vectors, norms], weight_decay: 0}]}'"},
     {"gradient_clipping grad_clipping gradient_clip_val max_grad_norm max_norm clip_grad "
      "clip_grad_norm grad_clip clip",
-     "'train: {clip_norm: 1.0}'"},
+     "'train: {clip_norm: @1.0}'"},
     {"warmup_steps num_warmup_steps warmup_iters lr_scheduler scheduler lr_schedule "
      "lr_decay_style lr_warmup_iters min_lr cosine warmup inverse_sqrt wsd",
      "'train: {schedule: [{warmup: 100}, {cosine: {steps: 900, to: 0.1}}]}'"},
@@ -147,9 +149,22 @@ const Row* find_row(std::span<const Row> rows, std::string_view word) {
 
 }  // namespace
 
-std::string_view foreign_word(std::string_view word) {
+std::string foreign_word(std::string_view word, std::string_view value) {
   const Row* const row = find_row(kRows, word);
-  return row ? row->help : std::string_view();
+  std::string help(row ? row->help : std::string_view());
+  const size_t at = help.find('@');
+  if (at == std::string::npos) return help;
+  const auto end_of_number = [](std::string_view text) {
+    return std::min(text.find_first_not_of("0123456789."), text.size());
+  };
+  const bool is_number = !value.empty() && end_of_number(value) == value.size();
+  if (!is_number) return help.erase(at, 1);
+  return help.replace(at, 1 + end_of_number(std::string_view(help).substr(at + 1)), value);
+}
+
+bool is_in_8_bits(std::string_view word) {
+  if (const Row* const row = find_row(kValues, word)) word = row->help;
+  return parse_scaled(word) != Scaled::kNone;
 }
 
 std::string did_you_mean_value(std::string_view word, std::span<const std::string> values) {

@@ -87,13 +87,12 @@ Result<std::vector<InputBinding>> read_inputs(const yaml::Entry& entry, const Sc
   return out;
 }
 
-Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry& entry,
-                                                               const Scope& scope) {
+Result<std::vector<DimSize>> read_dims(const yaml::Entry& entry, const Scope& scope) {
   PIPER_TRY(check_map(entry));
-  std::vector<std::pair<std::string, int64_t>> out;
+  std::vector<DimSize> out;
   for (const yaml::Entry& dim : entry.value.entries) {
     PIPER_ASSIGN(const int64_t size, read_size(dim.value, scope));
-    out.emplace_back(dim.key.text, size);
+    out.push_back({dim.key.text, size, dim.key.at});
   }
   return out;
 }

@@ -49,9 +49,9 @@ class StrategyPrinter {
       lines += fmt::format("  {}: {}\n", print_key(one.name), print_map(object("input"), &one));
     section("inputs", lines);
     auto dims = s_.dims;
-    std::sort(dims.begin(), dims.end());
+    std::ranges::sort(dims, {}, &DimSize::name);
     Map sizes;
-    for (const auto& [name, size] : dims) sizes.add(name, std::to_string(size));
+    for (const DimSize& dim : dims) sizes.add(dim.name, std::to_string(dim.size));
     if (!dims.empty()) line("dims", sizes.text());
     lines = "";
     for (const ParamRule& rule : s_.parameters)

@@ -290,7 +290,7 @@ class Parser {
       if (habit == name)
         return fail(at, "unknown item {}", yaml::shown(name))
             .with_note(fmt::format("help: {}", help));
-    if (const std::string_view help = foreign_word(name); !help.empty())
+    if (const std::string help = foreign_word(name); !help.empty())
       return fail(at, "unknown item {}", yaml::shown(name))
           .with_note(fmt::format("help: {}", help));
     std::vector<std::string> known(kPasses.begin(), kPasses.end());

@@ -92,8 +92,7 @@ Status check_required(const Sections& sections, const Scope& scope,
 // Axes join the scope, those without a size as failed.
 std::vector<MeshAxis> read_mesh(const yaml::Entry& entry, Scope& scope, ErrorList& errors);
 Result<std::vector<InputBinding>> read_inputs(const yaml::Entry& entry, const Scope& scope);
-Result<std::vector<std::pair<std::string, int64_t>>> read_dims(const yaml::Entry& entry,
-                                                               const Scope& scope);
+Result<std::vector<DimSize>> read_dims(const yaml::Entry& entry, const Scope& scope);
 Result<std::vector<ParamRule>> read_parameters(const std::vector<Sections::Item>& entries,
                                                const Scope& scope);
 Status read_loss(const yaml::Entry& entry, const Scope& scope, Strategy& out);

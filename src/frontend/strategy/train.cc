@@ -153,6 +153,9 @@ Status read_schedule(const Field&, const yaml::Entry& entry, const Reading& read
     PIPER_ASSIGN(group.rate, read_phases(value, reading));
   } else {
     PIPER_ASSIGN(const yaml::Node text, with_texts(value, reading.scope));
+    if (fields::find_field(fields::object("phase"), text.text))
+      return fail(value.at, "a schedule of one phase, {}, is a list, too", yaml::shown(text.text))
+          .with_note("help: schedule: [{warmup: 100}, {cosine: {steps: 900, to: 0.1}}]");
     PIPER_ASSIGN(group.rate, read_rate(text, reading.scope, kFree));
   }
   const Result<Rate> rate = Rate::parse(group.rate);

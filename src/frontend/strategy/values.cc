@@ -39,6 +39,10 @@ Result<int64_t> read_word(const Field& field, const yaml::Node& node, const Read
                      did_you_mean_value(name, names));
   if (names.size() == 1)
     return std::move(error).with_note(fmt::format("help: write '{}: {}'", field.name, names[0]));
+  if (field.name == "compute" && is_in_8_bits(name))
+    error.notes.emplace_back(
+        "products in 8 bits are not supported; 'gather' and 'reduce' of 'replicate' send what they "
+        "move in 8 bits");
   return std::move(error)
       .with_note(fmt::format("the values of '{}' are {}", field.name, join(names, ", ")))
       .with_note(fmt::format("{}: {}", field.name, field.doc));

@@ -654,7 +654,14 @@ Result<Compiled> compile(const CompileOptions& options) {
   trained.train.sites = sites_of(strategy);
   if (!outer.empty()) trained.train.ema.reset();  // that is of the outer parameters
   PIPER_TRY(count_tokens(graph, options, trained));
-  const auto derive = [&] { return differentiate(std::move(graph), trained.train); };
+  const auto derive = [&] {
+    const bool frozen = std::ranges::all_of(graph.params, &Param::frozen);
+    Result<Differentiated> made = differentiate(std::move(graph), trained.train);
+    const auto rule =
+        std::ranges::find(strategy.parameters, ParamRule::Kind::kFreeze, &ParamRule::kind);
+    if (!made && frozen && rule != strategy.parameters.end()) made.error().at = rule->at;
+    return made;
+  };
   PIPER_ASSIGN(Differentiated step, steps.run("autodiff", derive, [](const Differentiated& d) {
     return print_graph(d.graph);
   }));

@@ -304,9 +304,15 @@ Result<std::optional<Variables>> TaskMatcher::bound(TaskId id, const Where& wher
     std::vector<std::string> known = tags;
     std::erase(known, kSpanOfParts);
     known.insert(known.end(), {micro_, "pass", "kind", "value"});
-    return fail(condition.at, "where: tasks have no tag '{}'{}", condition.tag,
-                did_you_mean(condition.tag, known))
-        .with_note(fmt::format("they are told apart by {}", join(known, ", ")));
+    Error error = fail(condition.at, "where: tasks have no tag '{}'{}", condition.tag,
+                       did_you_mean(condition.tag, known))
+                      .with_note(fmt::format("they are told apart by {}", join(known, ", ")));
+    if (dag_.graph.tag_index(condition.tag) < 0) return error;
+    return std::move(error)
+        .with_note("ops have it, but a task is what a 'place' line tells apart of these")
+        .with_note(fmt::format("help: 'mesh: {{one: 1, …}}' and '- place: {{where: {{{}: k}}, on: "
+                               "{{one: 0}}}}' make tasks of it on the devices that there are",
+                               condition.tag));
   });
 }
 

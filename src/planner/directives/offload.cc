@@ -71,6 +71,13 @@ class Chooser {
           return rule.match->match(node.scope).has_value();
         }))
       return no_ops(dag_.graph, "offload: matches no op", rule.at, rule.match, {});
+    PIPER_ASSIGN(const std::vector<TaskId> named, matcher_.find(rule.where, variables_));
+    const bool any = std::ranges::any_of(
+        named, [&](TaskId task) { return dag_.tasks[task.index()].pass == TaskPass::kF; });
+    if (any && !rule.match && rule.min_bytes == 0)
+      return fail(rule.where.empty() ? rule.at : rule.where.front().at,
+                  "offload: nothing that these forwards make or read is kept for the backward")
+          .with_note("what 'recompute' makes again is not kept");
     return matcher_.nothing(rule.where, rule.at, "offload");
   }
 

@@ -212,10 +212,29 @@ class PartFinder {
           if (known.emplace(in, value).second) PIPER_TRY(add(in, value, split_.tensor_at));
     if (!cut_.seeds.empty()) return ok_status();
     const std::string& wanted = split_.tensor->pattern();
+    constexpr size_t kShown = 4;
+    const std::vector<std::string> read = read_by_scope();
     return fail(split_.tensor_at, "split: no parameter that the scope reads matches '{}'{}",
                 quote_control(wanted), did_you_mean(wanted, all))
         .with_note(
+            read.empty()
+                ? "the scope reads no parameter"
+                : fmt::format("it reads {}{}",
+                              join(std::span(read).first(std::min(read.size(), kShown)), ", "),
+                              read.size() > kShown ? ", …" : ""))
+        .with_note(
             fmt::format("the scope is given at {}", line_of(split_.scope_at, split_.tensor_at)));
+  }
+  std::vector<std::string> read_by_scope() const {
+    std::set<ValueId> read;
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      if (cut_.region[n] != kOutside && graph_.nodes[n].pass == Pass::kF)
+        for (const ValueId input : graph_.nodes[n].inputs)
+          if (input.valid()) read.insert(source_of(input));
+    std::vector<std::string> names;
+    for (const Param& param : graph_.params)
+      if (read.contains(param.value)) names.push_back(quote_control(paths_of(param).front()));
+    return names;
   }
   ValueId source_of(ValueId id) const {
     while (graph_.value(id).kind == ValueKind::kNode &&

@@ -533,6 +533,11 @@ Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanati
       if (at == axes.end() || *at != axis) axes.insert(at, axis);
     }
     const bool is_sent = std::find(sent.begin(), sent.end(), true) != sent.end();
+    if (alike == 0 && is_sent)
+      return fail(shard.of_at, "shard: nothing that stages send is held alike by the ranks of '{}'",
+                  named->name)
+          .with_note("they send parts of it already, as other lines of 'shard' cut it")
+          .with_note("help: leave this line out");
     if (count == 0 && (is_sent || of_one_rank(dag).empty()))
       return fail(shard.of_at, "shard: no message between stages matches '{}'",
                   quote_control(shard.sends->pattern()))
