@@ -56,6 +56,17 @@ const Entries kCases[] = {
      over("node", "shard: [optimizer, gradients]") + over("gpu", kParts + ", " + kReduced)},
     {"gradients_hsdp", "node: 2, gpu: 2",
      over("node", "bucket: 0") + over("gpu", kParts + ", " + kReduced)},
+    {"gradients_between_nodes", "node: 2, gpu: 2",
+     over("node", "shard: [optimizer], " + kReduced) + over("gpu", kParts)},
+    {"gradients_at_both_levels", "node: 2, gpu: 2",
+     over("node", "bucket: 1KiB, shard: [optimizer, gradients], " + kReducedSmall) +
+         over("gpu", "bucket: 1KiB, " + kParts + ", " + kReduced)},
+    {"gradients_at_both_levels_zero1", "node: 2, gpu: 2",
+     over("node", "shard: [optimizer], " + kReducedSmall) +
+         over("gpu", "shard: [optimizer], " + kReduced)},
+    {"gradients_between_nodes_bf16", "node: 2, gpu: 2",
+     "  - precision: {compute: bf16}\n" + over("node", "shard: [optimizer], " + kReduced) +
+         over("gpu", kParts + ", reduce: {dtype: bf16}")},
     {"gradients_bf16", "dp: 4",
      "  - precision: {compute: bf16}\n" + over("dp", "bucket: 1KiB, " + kParts + ", " + kReduced)},
     {"gradients_added_in_bf16", "dp: 2",
@@ -173,9 +184,14 @@ TEST(InBlocks, PlansThatRoundOtherwiseAreRefused) {
       [](Instruction& one) { one.block = 48; },
       [](Instruction& one) { one.dim = 0; },
   };
-  for (const std::string& sent : {kInt8, kReduced}) {
+  const std::string between = over("node", "shard: [optimizer], " + kReduced);
+  for (const std::string& sent :
+       {over("dp", kParts + ", " + kInt8), over("dp", kParts + ", " + kReduced), between}) {
+    const bool nested = sent == between;
     const auto compiled =
-        compiled_with_oracles("mlp", text_of({"", "dp: 2", over("dp", kParts + ", " + sent)}, 2));
+        compiled_with_oracles("mlp", text_of({"", nested ? "node: 2, gpu: 2" : "dp: 2",
+                                              nested ? sent + over("gpu", kParts) : sent},
+                                             2));
     ASSERT_TRUE(compiled) << print_error(compiled.error());
     const auto verified = [&](const PlanSet& set) {
       const auto report = verify_plan_set(set, &*compiled->single);
@@ -230,26 +246,16 @@ TEST(InBlocks, TermsOf16BitsAreThoseOfOneDevice) {
 
 // Where terms are rounded is compared, not only to which types: what a term holds then, at which
 // level, and how often.
-TEST(InBlocks, TermsAreRoundedWhereOneDeviceRoundsThem) {
-  NEED_MODEL("mlp");
-  struct Way {
-    std::string gpu, node;
-  };
-  const std::vector<Way> ways{{"f32", "bf16"},
-                              {"bf16", "f32"},
-                              {"bf16", "bf16"},
-                              {"bf16", "f16"},
-                              {"f16", "bf16"},
-                              {"bf16, when: per_microbatch", "f32"},
-                              {"bf16, when: per_microbatch", "bf16"},
-                              {"int8, block: 64, lossy: true", "bf16"},
-                              {"int8, block: 64, lossy: true, when: per_microbatch", "bf16"}};
+struct Way {
+  std::string gpu, node;
+};
+void expect_told_apart(const std::vector<Way>& ways, const std::string& states) {
   std::vector<Compiled> all;
   for (const auto& [gpu, node] : ways) {
     const auto compiled = compiled_with_oracles(
         "mlp", text_of({"", "node: 2, gpu: 2",
                         over("gpu", kParts + ", reduce: {dtype: " + gpu + "}") +
-                            over("node", "bucket: 1KiB, reduce: {dtype: " + node + "}")},
+                            over("node", states + "bucket: 1KiB, reduce: {dtype: " + node + "}")},
                        2));
     ASSERT_TRUE(compiled) << gpu << " " << node << print_error(compiled.error());
     const auto want = train(*compiled->single, "mlp", 3), got = train(compiled->set, "mlp", 3);
@@ -267,6 +273,35 @@ TEST(InBlocks, TermsAreRoundedWhereOneDeviceRoundsThem) {
       const std::string& text = report->findings[0].text;
       EXPECT_NE(text.find("rounds terms of 'model."), std::string::npos) << text;
     }
+}
+
+TEST(InBlocks, TermsAreRoundedWhereOneDeviceRoundsThem) {
+  NEED_MODEL("mlp");
+  expect_told_apart({{"f32", "bf16"},
+                     {"bf16", "f32"},
+                     {"bf16", "bf16"},
+                     {"bf16", "f16"},
+                     {"f16", "bf16"},
+                     {"bf16, when: per_microbatch", "f32"},
+                     {"bf16, when: per_microbatch", "bf16"},
+                     {"int8, block: 64, lossy: true", "bf16"},
+                     {"int8, block: 64, lossy: true, when: per_microbatch", "bf16"}},
+                    "");
+}
+
+TEST(InBlocks, PartsOfPartsAreRoundedWhereOneDeviceRoundsThem) {
+  NEED_MODEL("mlp");
+  const std::string wide = "int8, block: 64, lossy: true", small = "int8, block: 32, lossy: true";
+  expect_told_apart({{"f32", "f32"},
+                     {"f32", wide},
+                     {"f32", small},
+                     {"f32", "float8, block: 64, lossy: true"},
+                     {wide, "f32"},
+                     {wide, wide},
+                     {wide, small},
+                     {wide + ", when: per_microbatch", wide},
+                     {"bf16", wide}},
+                    "shard: [optimizer], ");
 }
 
 // Of many replicas one device plays the first: how that rounds its terms is compared.

@@ -73,6 +73,9 @@ TEST(Strategy, RefusesBytesThatAreNoText) {
             "the file has a carriage return without a line feed here");
   EXPECT_EQ(message("piper: 1\nloss: \"a\\0b\"\n"),
             "a quoted text must not hold control characters");
+  EXPECT_EQ(message("piper: 1\nmesh:\u00A0{dp: 2}\n"),
+            "the file has a space that is not ASCII's here");
+  EXPECT_TRUE(parse("piper: 1  # a\u00A0comment\nloss: \"a\u00A0b\"\n").ok());
   EXPECT_EQ(message(""), "the file is empty");
   EXPECT_EQ(message("# nothing\n"), "the file is empty");
   EXPECT_TRUE(parse("piper: 1\nloss: größe\n").ok());

@@ -10,9 +10,11 @@
 
 namespace piper {
 
-// Says by parameter how what microbatches read of it, and its gradient, travel in blocks.
+// Says by parameter how what microbatches read of it travels in blocks, and its gradient, by the
+// `replicate` entry whose round this is.
 struct InBlocksOf {
-  std::map<std::string, PartsInBlocks> read, reduced;
+  std::map<std::string, PartsInBlocks> read;
+  std::map<std::string, std::map<int32_t, PartsInBlocks>> reduced;
 };
 
 struct DagSpec {

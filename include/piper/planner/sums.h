@@ -55,8 +55,8 @@ struct Sum {
   // before that leave, each a run of the one before.
   ValueId part = {};
   std::vector<ValueId> larger = {};
-  bool each_micro = false;  // the first round is in every microbatch
-  int32_t in_blocks = -1;   // of Dag::in_blocks, if the term of each replica is rounded so
+  bool each_micro = false;              // the first round is in every microbatch
+  std::vector<int32_t> in_blocks = {};  // by round: of Dag::in_blocks, or -1; empty: none
   size_t cut_rounds() const { return part.valid() ? larger.size() + 1 : 0; }
   ValueId run_after(size_t round) const { return round < larger.size() ? larger[round] : part; }
 };

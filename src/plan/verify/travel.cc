@@ -45,6 +45,7 @@ struct TravelTerm {
   int32_t strides = -1;            // index in TravelWalk::strides_
   DType exact = DType::kF64;       // a 16-bit type that holds it as it is; else f64
   bool rounded = false;            // some of it has been rounded
+  int64_t whole = 0;               // it is a flat run of what has so many elements; 0: it is no run
   bool is_part() const { return sum >= 0; }
 };
 
@@ -209,6 +210,7 @@ class TravelWalk : public BufferWalk<TravelTerm> {
     const Instruction& one = section_.at(members[0]);
     const RoleProgram& plan = role(members[0]);
     const Group& group = plan.groups[one.group];
+    const bool scatters = one.kind == InstructionKind::kReduceScatter && one.dim < 0;
     TravelTerm all;
     int64_t terms = 0;
     for (const Spot member : members) {
@@ -216,11 +218,14 @@ class TravelWalk : public BufferWalk<TravelTerm> {
       const std::vector<int64_t>& at = model_.cells[member.cell].coordinates;
       const auto again = [&](int32_t axis) { return at[axis] != 0 && is_together(term, axis); };
       if (!term.is_part() || std::ranges::any_of(group.axes, again)) continue;
-      if (one.scaled != Scaled::kNone) {
-        const Shape& whole = plan.tensor(one.args[read]).type.shape;
+      if (scatters) {
+        const int64_t taken = num_elements(plan.tensor(one.args[read]).type.shape);
         const int64_t run = num_elements(plan.tensor(one.args[written]).type.shape);
-        round(term, member, places_symbol(one.in_blocks(), whole, run),
-              kScaledNames[static_cast<size_t>(one.scaled)]);
+        // Runs of a run are those of the whole where they fill it.
+        if (term.whole == 0 || taken % run != 0) term.whole = taken;
+        if (one.scaled != Scaled::kNone)
+          round(term, member, places_symbol(one.in_blocks(), {term.whole}, run),
+                kScaledNames[static_cast<size_t>(one.scaled)]);
       }
       const DType exact = term.exact;
       add(all, term);

@@ -208,9 +208,7 @@ Status note_blocks(const Dag& dag, const Cut& cut, Making& making) {
       parts.emplace(master == master_of.end() ? part.param : master->second, &part);
     }
   std::map<ValueId, const Sum*> sums;  // by gradient
-  for (const Sum& sum : dag.sums)
-    if (sum.part.valid() && dag.rounds[static_cast<size_t>(sum.rounds[0])].scaled != Scaled::kNone)
-      sums.emplace(sum.value, &sum);
+  for (const Sum& sum : dag.sums) sums.emplace(sum.value, &sum);
   const auto elements = [&](ValueId value) {
     return num_elements(dag.graph.value(value).type.shape);
   };
@@ -224,12 +222,14 @@ Status note_blocks(const Dag& dag, const Cut& cut, Making& making) {
                    parts_in_blocks(dag, param, {part.scaled, part.block}, elements(part.value),
                                    entry_of(param).gather_dtype_at));
     }
-    if (const auto known = sums.find(param.gradient); known != sums.end()) {
-      const SumRound& round = dag.rounds[static_cast<size_t>(known->second->rounds[0])];
-      PIPER_ASSIGN(
-          making.in_blocks.reduced[param.name],
-          parts_in_blocks(dag, param, {round.scaled, round.block},
-                          elements(known->second->run_after(0)), entry_of(param).dtype_at));
+    const auto sum = sums.find(param.gradient);
+    for (size_t r = 0; sum != sums.end() && r < sum->second->cut_rounds(); ++r) {
+      const SumRound& round = dag.rounds[static_cast<size_t>(sum->second->rounds[r])];
+      if (round.scaled == Scaled::kNone) continue;
+      PIPER_ASSIGN(making.in_blocks.reduced[param.name][round.line],
+                   parts_in_blocks(
+                       dag, param, {round.scaled, round.block}, elements(sum->second->run_after(r)),
+                       making.strategy.replicates[static_cast<size_t>(round.line)].dtype_at));
     }
   }
   return ok_status();
@@ -519,6 +519,7 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   PIPER_ASSIGN(Dag dag, make_chunks(step, cut, making));
   const auto to_tasks = [&] { return make_tasks(std::move(dag), making); };
   PIPER_ASSIGN(dag, steps.run("dag", to_tasks, print_dag));
+  if (!making.is_oracle()) explain_directions(dag, strategy, making.explain());
   PIPER_ASSIGN(Scheduled scheduled, schedule_tasks(std::move(dag), making));
   if (!making.is_oracle() && options.order) {
     if (const Split* chunks = strategy.chunk_split())

@@ -2,6 +2,8 @@
 #include "model.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "piper/frontend/autodiff.h"
@@ -60,6 +62,58 @@ void warn_without_modules(const Strategy& strategy, const Graph& graph,
       "the model names no modules, so it is one layer to this strategy, which {}; models of "
       "tools/export.py name them",
       list_with_and(what)));
+}
+
+void explain_directions(const Dag& dag, const Strategy& strategy, Explanations& out) {
+  constexpr size_t kShown = 3;
+  struct Found {
+    std::set<std::string> shared, by_all;  // parameters
+    int64_t ranks = 1;
+  };
+  const auto param_of = [&](ValueId of) -> std::string {
+    const std::string name(dag.graph.value(of).name);
+    for (const Param& param : dag.graph.params)
+      if (name.starts_with(param.name + ".")) return param.name;
+    return name;
+  };
+  std::map<size_t, Found> found;  // by entry of `replicate`
+  for (const Part& exchange : dag.exchanges) {
+    const Value& made = dag.graph.value(exchange.param);
+    if (exchange.gather != Gather::kUpdate || exchange.over.empty()) continue;
+    if (!exchange.spreads && !std::string_view(made.name).ends_with(".whole")) continue;
+    const auto entry = std::ranges::find_if(strategy.replicates, [&](const Replicate& one) {
+      return one.shard_optimizer &&
+             one.is_over(dag.mesh[static_cast<size_t>(exchange.over.front())].name);
+    });
+    if (entry == strategy.replicates.end()) continue;
+    Found& of = found[static_cast<size_t>(entry - strategy.replicates.begin())];
+    if (!exchange.spreads) {
+      of.by_all.insert(param_of(exchange.param));
+      continue;
+    }
+    of.ranks = 1;
+    for (const int32_t axis : exchange.over) of.ranks *= dag.mesh[static_cast<size_t>(axis)].size;
+    for (const ValueId run : dag.graph.node(dag.graph.value(exchange.value).producer).inputs)
+      of.shared.insert(param_of(run));
+  }
+  for (const auto& [line, of] : found) {
+    Explanation report{strategy.replicates[line].at, "replicate", {}};
+    if (!of.shared.empty())
+      report.lines.push_back(
+          fmt::format("the optimizer steps by whole tensors: of {} parameters' each of {} ranks "
+                      "computes its own ones",
+                      of.shared.size(), of.ranks));
+    if (!of.by_all.empty()) {
+      const std::vector<std::string> names(of.by_all.begin(), of.by_all.end());
+      report.lines.push_back(fmt::format(
+          "note: every rank computes that of {} parameter{}, {}{}: no equal one is updated with "
+          "it, the ranks do not divide its elements, or 'shard' cuts it",
+          names.size(), names.size() == 1 ? "" : "s",
+          join(std::span(names).first(std::min(names.size(), kShown)), ", "),
+          names.size() > kShown ? ", …" : ""));
+    }
+    out.push_back(std::move(report));
+  }
 }
 
 void explain_training(const Strategy& strategy, const Graph& graph, Explanations& out) {

@@ -10,6 +10,9 @@ void explain_parameters(const Strategy& strategy, const Imported& imported, Expl
 // Says where a model without module names is one layer to what works layer by layer.
 void warn_without_modules(const Strategy& strategy, const Graph& graph,
                           std::vector<std::string>& warnings);
+// Says whose directions, which are made of whole tensors, ranks with parts of the states share out,
+// and whose each of them computes.
+void explain_directions(const Dag& dag, const Strategy& strategy, Explanations& out);
 // Explains groups of parameters and the scale of the loss.
 void explain_training(const Strategy& strategy, const Graph& graph, Explanations& out);
 // Takes the optimizers of the model's training_info, unless the strategy has one.

@@ -144,7 +144,7 @@ ItemId Expander::add_replicas(int32_t s, std::vector<ItemId> totals) {
   // What plays one replica only rounds its term all the same.
   if (totals.size() == 1) {
     if (in_turns(s)) return totals[0];
-    if (sum(s).in_blocks >= 0) return add_in_blocks(s, totals);
+    if (const PartsInBlocks* how = rounded_in(s, 0)) return add_in_blocks(s, totals, *how);
     const bool rounds = !sum(s).rounds.empty() && type_in(s, 0) != own_type(s);
     return rounds ? add_rounded(s, totals, type_in(s, 0)) : totals[0];
   }
@@ -159,8 +159,8 @@ ItemId Expander::add_replicas(int32_t s, std::vector<ItemId> totals) {
         members.push_back(totals[member]);
         added[member] = k > 0;
       }
-      if (at == 0 && sum(s).in_blocks >= 0) {
-        totals[r] = add_in_blocks(s, members);
+      if (const PartsInBlocks* how = rounded_in(s, at)) {
+        totals[r] = add_in_blocks(s, members, *how);
         continue;
       }
       if (type != own_type(s) || info(type).bytes < 4) {

@@ -85,23 +85,27 @@ ItemId Expander::add_rounded(int32_t s, const std::vector<ItemId>& members, DTyp
 }
 
 // Terms are added up in f32 at least, and their sum is rounded to the type of the sum once.
-ItemId Expander::add_in_blocks(int32_t s, const std::vector<ItemId>& members) {
+ItemId Expander::add_in_blocks(int32_t s, const std::vector<ItemId>& members,
+                               const PartsInBlocks& how) {
   const std::string& name = sum(s).name;
-  const Scaled how = dag_.in_blocks[static_cast<size_t>(sum(s).in_blocks)].scaled;
   const size_t first = dag_.graph.nodes.size();
   const ValueId total = add_all(
-      s, members, [&](ValueId value) { return cast(rounded(s, value), wide_type(s), name); });
+      s, members, [&](ValueId value) { return cast(rounded(s, value, how), wide_type(s), name); });
   cast(total, own_type(s), name);
-  const char* const type = kScaledNames[static_cast<size_t>(how)];
+  const char* const type = kScaledNames[static_cast<size_t>(how.scaled)];
   return combine(s, members, first, fmt::format("U sum {} in {}", name, type));
 }
 
 ValueId Expander::rounded(int32_t s, ValueId term) {
-  if (sum(s).in_blocks < 0) return cast(term, type_in(s, 0), sum(s).name);
+  const PartsInBlocks* how = rounded_in(s, 0);
+  return how ? rounded(s, term, *how) : cast(term, type_in(s, 0), sum(s).name);
+}
+
+ValueId Expander::rounded(int32_t s, ValueId term, const PartsInBlocks& how) {
   Builder build(dag_.graph);
   build.pass = Pass::kU;
   build.name_prefix = sum(s).name + ".";
-  return rounded_in_blocks(build, term, dag_.in_blocks[static_cast<size_t>(sum(s).in_blocks)]);
+  return rounded_in_blocks(build, term, how);
 }
 
 ItemId Expander::sum_of_turns(int32_t s, size_t part, size_t replica) {
@@ -113,7 +117,7 @@ ItemId Expander::sum_of_turns(int32_t s, size_t part, size_t replica) {
     if (!turn.valid()) continue;  // of another group
     const size_t first = dag_.graph.nodes.size();
     const ValueId value = dag_.items[turn.index()].value;
-    cast(sum(s).in_blocks < 0 ? cast(value, type_in(s, 0), name) : value, own_type(s), name);
+    cast(rounded_in(s, 0) ? value : cast(value, type_in(s, 0), name), own_type(s), name);
     if (dag_.graph.nodes.size() > first) turn = combine(s, {turn}, first, "U cast " + name);
     total = total.valid() ? add_parts(s, total, turn) : turn;
   }

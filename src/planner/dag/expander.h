@@ -221,9 +221,17 @@ class Expander {
   // Returns the sum of the members' values in their order, each as round() makes it.
   template <class Round>
   ValueId add_all(int32_t s, const std::vector<ItemId>& members, const Round& round);
-  ItemId add_in_blocks(int32_t s, const std::vector<ItemId>& members);
+  // Returns how the term of each replica is rounded in a round of the oracle; null: not in blocks.
+  const PartsInBlocks* rounded_in(int32_t s, size_t r) const {
+    const std::vector<int32_t>& by_round = sum(s).in_blocks;
+    return r < by_round.size() && by_round[r] >= 0
+               ? &dag_.in_blocks[static_cast<size_t>(by_round[r])]
+               : nullptr;
+  }
+  ItemId add_in_blocks(int32_t s, const std::vector<ItemId>& members, const PartsInBlocks& how);
   // Returns a replica's term as it travels in the first round.
   ValueId rounded(int32_t s, ValueId term);
+  ValueId rounded(int32_t s, ValueId term, const PartsInBlocks& how);
 
   // Reduces round `r` of several sums, as one message.
   std::vector<ItemId> reduce(const std::vector<int32_t>& sums, const std::vector<ItemId>& totals,

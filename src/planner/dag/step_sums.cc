@@ -47,14 +47,16 @@ std::vector<SumRound> rounds_of(const Dag& dag, const std::vector<SumRound>& of_
 // Only gradients are rounded, or added up in another order than that of ranks.
 void add_sums(Dag& dag, const DagSpec& spec) {
   std::map<ValueId, const std::vector<SumRound>*> gradients;
-  std::map<ValueId, int32_t> in_blocks;
+  std::map<ValueId, std::map<int32_t, int32_t>> in_blocks;  // by gradient and line
   for (const Param& param : dag.graph.params) {
     const auto own = spec.rounds_of.find(param.name);
     gradients[param.gradient] = own == spec.rounds_of.end() ? &spec.rounds : &own->second;
     const auto rounded = spec.in_blocks.reduced.find(param.name);
     if (rounded == spec.in_blocks.reduced.end()) continue;
-    in_blocks[param.gradient] = static_cast<int32_t>(dag.in_blocks.size());
-    dag.in_blocks.push_back(rounded->second);
+    for (const auto& [line, how] : rounded->second) {
+      in_blocks[param.gradient][line] = static_cast<int32_t>(dag.in_blocks.size());
+      dag.in_blocks.push_back(how);
+    }
   }
   for (const Node& node : dag.graph.nodes) {
     if (!is_step_sum(node)) continue;
@@ -72,7 +74,11 @@ void add_sums(Dag& dag, const DagSpec& spec) {
       round.fast = round.fast && gradients.contains(value);
     }
     Sum& sum = dag.sums.emplace_back(value, node.inputs, dag.graph.value(value).name);
-    if (const auto how = in_blocks.find(value); how != in_blocks.end()) sum.in_blocks = how->second;
+    if (const auto known = in_blocks.find(value); known != in_blocks.end())
+      for (const SumRound& round : rounds) {
+        const auto how = known->second.find(round.line);
+        sum.in_blocks.push_back(how == known->second.end() ? -1 : how->second);
+      }
     for (const int64_t use : node.attrs.integers("into"))
       sum.into.push_back(static_cast<int32_t>(use));
     for (SumRound& round : rounds) sum.rounds.push_back(round_of(dag, std::move(round)));

@@ -27,6 +27,7 @@ std::string messages(const Replicate& replicate) {
 
 // Lists the parameters that an entry speaks of, and says whether it cuts them first or again.
 struct Spoken {
+  int32_t line = -1;  // of the entry
   std::vector<Param> params;
   std::set<ValueId> values;
   std::string above;    // the axes over which their gradients are cut already; empty: none
@@ -36,15 +37,18 @@ struct Spoken {
 };
 
 // Returns the gradients of an entry that travel in blocks: those that it cuts, and of which no
-// ranks but its replicas have terms.
+// ranks but replicas have terms.
 Sums reduced_in_blocks(const Dag& dag, const Spoken& spoken, const Replicate& replicate) {
   Sums reduced;
   for (const Sum& sum : dag.sums) {
     const bool is_its = std::ranges::any_of(
         spoken.params, [&](const Param& param) { return param.gradient == sum.value; });
-    if (!is_its || !sum.part.valid()) continue;
-    if (dag.rounds[static_cast<size_t>(sum.rounds[0])].scaled == Scaled::kNone) continue;
-    reduced.add(replicate.reduce_in.bytes(num_elements(dag.graph.value(sum.value).type.shape)));
+    for (size_t r = 0; is_its && r < sum.cut_rounds(); ++r) {
+      const SumRound& round = dag.rounds[static_cast<size_t>(sum.rounds[r])];
+      if (round.line != spoken.line || round.scaled == Scaled::kNone) continue;
+      const ValueId term = r == 0 ? sum.value : sum.run_after(r - 1);
+      reduced.add(replicate.reduce_in.bytes(num_elements(dag.graph.value(term).type.shape)));
+    }
   }
   return reduced;
 }
@@ -243,6 +247,8 @@ std::vector<std::string> explain_nested(const Spoken& spoken, const Replicate& r
                   "stream '{}'",
                   over, replicate.gather_stream)};
   if (!spoken.is_last) lines.erase(lines.begin() + 1);
+  if (replicate.reduce_in.any())
+    lines.insert(lines.begin() + 1, explain_reduced(dag, spoken, replicate));
   return lines;
 }
 
@@ -356,9 +362,6 @@ Status cut_all(Dag& dag, const std::vector<Replicate>& replicates, const Cut& fr
         return !axes_of(dag, replicates[line]).empty();
       });
       PIPER_TRY(check_levels(dag, cut, replicates[lines.front()]));
-      const std::string help = "help: say it of the entry over [" +
-                               join(replicates[lines.front()].over, ", ") +
-                               "], which cuts them first";
       for (auto line = second; line != lines.end(); ++line) {
         const Replicate& again = replicates[*line];
         if (again.gather_in.any())
@@ -367,14 +370,10 @@ Status cut_all(Dag& dag, const std::vector<Replicate>& replicates, const Cut& fr
                       "together as the optimizer has them",
                       kScaledNames[static_cast<size_t>(again.gather_in.type)],
                       quote_control(cut.param.name))
-              .with_note(help);
-        if (again.reduce_in.any())
-          return fail(again.dtype_at,
-                      "not supported: parts of sums that travel in {}: the gradient of '{}' is "
-                      "summed over other replicas before",
-                      kScaledNames[static_cast<size_t>(again.reduce_in.type)],
-                      quote_control(cut.param.name))
-              .with_note(help);
+              .with_note(fmt::format(
+                  "help: `gather` of the entry over [{}] rounds what travels over that; without "
+                  "its `shard`, the entry over [{}] gathers whole parameters, which may be rounded",
+                  join(replicates[lines.front()].over, ", "), join(again.over, ", ")));
       }
     }
     cuts.push_back(std::move(cut));
@@ -386,7 +385,7 @@ Status cut_all(Dag& dag, const std::vector<Replicate>& replicates, const Cut& fr
 // Returns what a line speaks of.
 Spoken spoken_of(const Dag& dag, const std::vector<Replicate>& replicates, size_t line,
                  const Cut& cut) {
-  Spoken spoken;
+  Spoken spoken{.line = static_cast<int32_t>(line)};
   Axes above;
   for (const Param& param : dag.graph.params) {
     const std::vector<size_t>& lines = cut.lines_of.at(param.name);
