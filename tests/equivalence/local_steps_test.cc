@@ -79,6 +79,19 @@ const Way kWays[] = {
      "include: <tokens/seq1f1b>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
      "directives:\n",
      "gpt"},
+    {"parts",  // each site has regions of its own
+     "include: <zero3>\nparams: {dp: 2, stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
+     "directives:\n  - split: {scope: '**/h/{layer}/fc', dim: 1, into: 2, as: part}\n",
+     "gpt", kClip},
+    {"parts_in_an_order",
+     "mesh: {site: 2}\n"
+     "directives:\n  - split: {scope: '**/h/0/fc', dim: 1, into: 2, as: part}\n"
+     "  - order: {program: 'F[part=1] F[part=0] B'}\n",
+     "gpt"},
+    {"states_on_the_host",
+     "include: <zero3>\nparams: {dp: 2, stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
+     "directives:\n  - offload: {what: optimizer}\n",
+     "mlp", "optimizer: {adamw: {lr: 3e-3}}, ema: {decay: 0.9}"},
     {"bf16",
      "include: <ddp>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"
      "  - precision: {compute: bf16}\n"},
@@ -477,9 +490,9 @@ TEST(LocalStepsNames, AreAnyNamesWithoutSites) {
   const Result<Compiled> frozen =
       compile_text("gpt",
                    "piper: 1\nmesh: {dp: 2}\n"
-                   "parameters:\n  - rename: {from: 'model/h/0/**', to: 'site/0/h/**'}\n"
+                   "parameters:\n  - rename: {from: '**/h/0/fc', to: 'site/0/h/**'}\n"
                    "  - rename: {from: 'model/h/1/**', to: 'h/**'}\n"
-                   "  - freeze: 'model/h/0/**'\n"
+                   "  - freeze: '**/h/0/fc'\n"
                    "directives: [{replicate: {over: dp}}]\n",
                    "optimizer: {sgd: {lr: 0.1}}", {});
   ASSERT_TRUE(frozen) << print_error(frozen.error());

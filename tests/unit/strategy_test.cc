@@ -106,7 +106,7 @@ TEST(Strategy, ReadsModelSections) {
   EXPECT_EQ(strategy.inputs[0].dtype, DType::kI64);
   EXPECT_EQ(strategy.inputs[0].batch_dim, 0);
   EXPECT_FALSE(strategy.inputs[1].shape.has_value());
-  EXPECT_EQ(strategy.dims[0].second, 128);
+  EXPECT_EQ(strategy.dims[0].size, 128);
   const LossTerm& loss = strategy.loss.at(0);
   EXPECT_EQ(loss.kind, LossTerm::Kind::kCrossEntropy);
   EXPECT_EQ(loss.output, "logits");

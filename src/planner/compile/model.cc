@@ -93,21 +93,25 @@ void explain_directions(const Dag& dag, const Strategy& strategy, Explanations& 
     }
     of.ranks = 1;
     for (const int32_t axis : exchange.over) of.ranks *= dag.mesh[static_cast<size_t>(axis)].size;
-    for (const ValueId run : dag.graph.node(dag.graph.value(exchange.value).producer).inputs)
-      of.shared.insert(param_of(run));
+    const auto maker = [&](ValueId of) -> const Node& {
+      return dag.graph.node(dag.graph.value(of).producer);
+    };
+    for (const ValueId row : maker(exchange.value).inputs)
+      of.shared.insert(param_of(maker(row).inputs[0]));
   }
   for (const auto& [line, of] : found) {
     Explanation report{strategy.replicates[line].at, "replicate", {}};
     if (!of.shared.empty())
       report.lines.push_back(
-          fmt::format("the optimizer steps by whole tensors: of {} parameters' each of {} ranks "
-                      "computes its own ones",
+          fmt::format("the optimizer looks at whole tensors: {} parameters are shared out among {} "
+                      "ranks, each of which computes the directions of its own",
                       of.shared.size(), of.ranks));
     if (!of.by_all.empty()) {
       const std::vector<std::string> names(of.by_all.begin(), of.by_all.end());
       report.lines.push_back(fmt::format(
-          "note: every rank computes that of {} parameter{}, {}{}: no equal one is updated with "
-          "it, the ranks do not divide its elements, or 'shard' cuts it",
+          "note: every rank computes the direction of {} parameter{}, {}{}: ranks share "
+          "out only those of equal matrices that Muon updates together, whose elements "
+          "they divide and 'shard' does not cut",
           names.size(), names.size() == 1 ? "" : "s",
           join(std::span(names).first(std::min(names.size(), kShown)), ", "),
           names.size() > kShown ? ", …" : ""));

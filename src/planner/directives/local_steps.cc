@@ -61,15 +61,17 @@ Status check_directives(const Strategy& strategy) {
         return fail(place.on_at[i], "'{}' is the axis of local_steps, which places its sites",
                     axis);
   for (const OffloadRule& one : strategy.offloads)
-    if (one.what != OffloadRule::What::kActivations)
-      return not_supported(one.at, "offload of parameters or optimizer states");
+    if (one.what == OffloadRule::What::kParameters)
+      return not_supported(one.at, "offload of parameters");
   for (const Order& order : strategy.orders) {
     PIPER_ASSIGN(const auto tags, tags_named(order));
     if (std::ranges::count(tags, "step") > 0) return not_supported(order.at, "steps that overlap");
   }
-  for (const Split& split : strategy.splits)
-    if (!split.of_batch() && !split.of_tokens)
-      return not_supported(split.at, "a split of samples or regions");
+  for (const Split& split : strategy.splits) {
+    if (split.of_samples) return not_supported(split.at, "a split of samples");
+    if (is_placed(strategy, split))
+      return not_supported(split.at, "parts that 'place' puts on devices");
+  }
   return ok_status();
 }
 

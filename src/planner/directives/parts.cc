@@ -16,16 +16,16 @@ namespace {
 constexpr int32_t kOutside = -1;
 
 // Finds the regions of a directive: ops whose scope a pattern matches, one region for each of its
-// captures, and ops without a scope that work on what a region makes. Where samples or tokens are
-// split, too, each share or chunk has regions of its own.
+// captures, and ops without a scope that work on what a region makes. Each site, and each share of
+// samples or chunk of tokens, has regions of its own.
 class PartFinder {
  public:
-  // `chunks`: the split of samples or tokens; null: there is none.
-  PartFinder(const Graph& graph, const Split& split, int32_t first, const Split* chunks)
-      : graph_(graph),
-        split_(split),
-        first_(first),
-        chunk_tag_(chunks ? graph.tag_index(chunks->as) : -1) {}
+  // `apart`: tags whose values have regions of their own.
+  PartFinder(const Graph& graph, const Split& split, int32_t first,
+             const std::vector<std::string>& apart)
+      : graph_(graph), split_(split), first_(first) {
+    for (const std::string& tag : apart) apart_.push_back(graph.tag_index(tag));
+  }
 
   Result<PartCut> find(const std::vector<MeshAxis>& mesh) {
     PIPER_TRY(find_regions());
@@ -89,9 +89,12 @@ class PartFinder {
   }
   int32_t matched(const Node& node) {
     const auto match = split_.scope->match(node.scope);
-    const int32_t chunk = chunk_tag_ < 0 ? 0 : graph_.tag(node, chunk_tag_);
-    if (!match || chunk == kNoTag) return kOutside;
-    std::vector<int64_t> captures{chunk};
+    if (!match) return kOutside;
+    std::vector<int64_t> captures;
+    for (const int tag : apart_) {
+      captures.push_back(tag < 0 ? 0 : graph_.tag(node, tag));
+      if (captures.back() == kNoTag) return kOutside;
+    }
     for (const auto& [name, value] : match->captures) captures.push_back(value);
     const auto next = first_ + static_cast<int32_t>(ids_.size());
     return ids_.try_emplace(std::move(captures), next).first->second;
@@ -245,10 +248,10 @@ class PartFinder {
 
   const Graph& graph_;
   const Split& split_;
-  const int32_t first_;  // the number of the first region
-  const int chunk_tag_;  // of nodes: the share or chunk; -1: none
+  const int32_t first_;     // the number of the first region
+  std::vector<int> apart_;  // tags of nodes: the site, and the share or chunk; -1: nodes have none
   PartCut cut_;
-  std::map<std::vector<int64_t>, int32_t> ids_;  // by share or chunk, and captures
+  std::map<std::vector<int64_t>, int32_t> ids_;  // by the tags of apart_, and captures
   std::set<std::string> tensors_;
   std::set<size_t> brings_;  // nodes
 };
@@ -275,7 +278,7 @@ Status check_once(const Graph& graph, const Strategy& strategy, const Split& spl
 }  // namespace
 
 std::vector<bool> ops_in_parts(const Graph& graph, const Split& split) {
-  PartFinder finder(graph, split, 0, nullptr);
+  PartFinder finder(graph, split, 0, {});
   std::vector<bool> in_parts(graph.nodes.size());
   const Result<PartCut> cut = finder.find({});  // apply_parts says what is wrong with it
   for (size_t n = 0; cut && n < in_parts.size(); ++n) in_parts[n] = cut->region[n] != kOutside;
@@ -352,9 +355,12 @@ bool joins_layers(const Graph& graph, const Split& split) {
 
 Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& out) {
   int32_t first = 0;
+  std::vector<std::string> apart;
+  if (!strategy.local_steps.empty()) apart.push_back(strategy.local_steps[0].over);
+  if (const Split* const chunks = strategy.chunk_split()) apart.push_back(chunks->as);
   for (const Split& split : strategy.splits) {
     if (!split.of_region()) continue;
-    PartFinder finder(step, split, first, strategy.chunk_split());
+    PartFinder finder(step, split, first, apart);
     PIPER_ASSIGN(PartCut cut, finder.find(strategy.mesh));
     PIPER_TRY(check_once(step, strategy, split, cut));
     first += static_cast<int32_t>(finder.count());

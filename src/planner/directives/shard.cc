@@ -40,8 +40,9 @@ class Seeds {
                       quote_control(node.scope), cut.name)
               .with_note(fmt::format("the other one is at {}", line_of(other.at, shard_.at)));
     }
-    if (all.empty()) return no_attention(cut.name);
-    PIPER_TRY(nothing("attention", *shard_.attention, all));
+    // What is no attention is gathered all the same.
+    if (all.empty() && way().by != AttentionBy::kGather) return no_attention(cut.name);
+    if (!all.empty()) PIPER_TRY(nothing("attention", *shard_.attention, all));
     return AttentionCut{*shard_.attention, way().by, shard_.at};
   }
   size_t count() const { return seeds_.size(); }
@@ -297,10 +298,13 @@ Status add_attention(const Graph& step, const ShardRule& shard, const Variables&
   Seeds found(step, shard, variables);
   PIPER_ASSIGN(AttentionCut attention, found.find_attention(cut));
   cut.attention.push_back(std::move(attention));
-  out.push_back({shard.at,
-                 "shard",
-                 {fmt::format("attention over {} by {}: {} of them", cut.name, found.way().name,
-                              found.count())}});
+  out.push_back(
+      {shard.at,
+       "shard",
+       {found.count() == 0
+            ? fmt::format("no attention is recognised: what it reads over {} is gathered", cut.name)
+            : fmt::format("attention over {} by {}: {} of them", cut.name, found.way().name,
+                          found.count())}});
   return ok_status();
 }
 
