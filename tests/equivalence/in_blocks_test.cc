@@ -330,6 +330,34 @@ TEST(InBlocks, TheFirstOfManyReplicasRoundsItsTerms) {
     }
 }
 
+TEST(InBlocks, TheFirstOfManyReplicasRoundsInBlocksAtBothLevels) {
+  NEED_MODEL("mlp");
+  std::vector<Compiled> all;
+  for (const std::string& gpu : {std::string(), kReduced})
+    for (const std::string& node : {std::string(), kReducedSmall}) {
+      CompileOptions options;
+      options.largest_single = 1;
+      const auto states = [](const std::string& cut, const std::string& reduced) {
+        return cut + (reduced.empty() ? "" : ", " + reduced);
+      };
+      const auto compiled = compile_text(
+          "mlp",
+          text_of(
+              {"", "node: 2, gpu: 2",
+               over("gpu", states(kParts, gpu)) + over("node", states("shard: [optimizer]", node))},
+              2),
+          kAdamW, options);
+      ASSERT_TRUE(compiled) << gpu << " " << node << print_error(compiled.error());
+      all.push_back(*compiled);
+    }
+  // What the second level rounds are terms of several replicas.
+  for (size_t a = 0; a < all.size(); ++a)
+    for (size_t b = 0; b < all.size(); ++b) {
+      const auto report = verify_plan_set(all[a].set, &*all[b].single);
+      EXPECT_EQ(report && report->findings.empty(), a / 2 == b / 2) << a << " " << b;
+    }
+}
+
 // The norm's last bits are those of the runs in which squares are summed.
 TEST(InBlocks, SquaresAreSummedInTheRunsOfOneDevice) {
   NEED_MODEL("mlp");

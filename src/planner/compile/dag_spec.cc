@@ -51,7 +51,9 @@ Status split_passes(const Strategy& strategy, DagSpec& spec) {
 
 // Returns whether the first replica by itself rounds its terms as it does beside others.
 bool rounds_terms(const Cut& cut, const Summing& summing) {
-  const auto rounds = [](const SumRound& round) { return round.dtype.has_value(); };
+  const auto rounds = [](const SumRound& round) {
+    return round.dtype.has_value() || round.scaled != Scaled::kNone;
+  };
   return !summing.each_micro.empty() || std::ranges::any_of(cut.rounds, rounds) ||
          std::ranges::any_of(
              cut.rounds_of, [&](const auto& of) { return std::ranges::any_of(of.second, rounds); });
