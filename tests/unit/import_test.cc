@@ -370,10 +370,12 @@ TEST_F(Import, BindsTheBatch) {
     Result<Imported> result = import_onnx(file_of(model, "model.onnx"), options);
     return result.ok() ? "ok" : text_of(result.error());
   };
-  EXPECT_EQ(message("gpt", {}),
-            "input 'input_ids' has a dynamic batch 'batch': the strategy must say how many samples "
-            "a batch has\n"
-            "help: train: {global_batch: 8}");
+  EXPECT_EQ(
+      message("gpt", {}),
+      "input 'input_ids' has a dynamic batch 'batch': the strategy must say how many samples "
+      "a batch has\n"
+      "help: train: {global_batch: 8}; for a strategy of the library, in a file of your own that "
+      "includes it");
   EXPECT_EQ(message("gpt-static", {}), "ok");
   EXPECT_EQ(message("gpt-static", options_for_batch(6)),
             "a batch of 6 samples, but the model was exported for 8 (input 'input_ids')\n"
