@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <map>
 #include <optional>
 
@@ -86,15 +85,6 @@ std::optional<VShape> find_v(const Dag& dag, const Lines& lines);
 struct VRules {
   bool forwards_wait = true, backwards_wait = true;
 };
-// Holds the length of the shortest order so far of those that are tried at the same time. A try
-// that becomes longer is never taken, so it does not matter when it is given up.
-struct Shortest {
-  std::atomic<int64_t> length = INT64_MAX;
-  void note(int64_t other) {
-    int64_t known = length;
-    while (other < known && !length.compare_exchange_weak(known, other)) continue;
-  }
-};
 // Returns the time of each cell's first so many tasks of each line.
 std::vector<int64_t> work_of_cells(const Lines& lines, size_t micros);
 
@@ -141,9 +131,10 @@ struct TimedOrder {
   std::vector<ComputeOrder> order;
   int64_t length = 0;
 };
-// Orders so many microbatches. Nothing: the limits do not let this order through.
+// Orders so many microbatches. Nothing: the limits do not let this order through, or it becomes
+// longer than `longest`.
 std::optional<TimedOrder> order_v(const ListPolicy& policy, const Lines& lines, const VShape& v,
                                   size_t micros, const VRules& rules, Used& used,
-                                  Shortest* shortest = nullptr);
+                                  int64_t longest = INT64_MAX);
 
 }  // namespace piper

@@ -103,16 +103,12 @@ class Trials {
     const size_t sample = std::min(micros(), sample_size());
     const std::vector<int64_t> work = work_of_cells(lines_, sample);
     const int64_t bound = *std::max_element(work.begin(), work.end());
-    Shortest shortest;
+    shortest_ = kNever;
     TighterLimits limits(policy_, lines_, stride(sample));
     Try best;
     ListPolicy limits_of_best;
     for (bool first = true;; first = false) {
-      // The last ones are best where there are any: others are given up sooner beside them.
-      in_parallel(tries_.size(), [&](size_t t) {
-        Try& one = tries_[tries_.size() - 1 - t];
-        if (first || limits.exclude(one.used)) run(one, limits.policy(), sample, &shortest, first);
-      });
+      run_all(limits, sample, first);
       if (first && !tries_[0].order) return std::move(tries_[0].order);
       Try& one = shortest_try();
       if (one.order && (first || one.length < best.length)) {
@@ -163,26 +159,41 @@ class Trials {
     for (const Try& one : tries_) all.note(one.used.chunks, one.used.bytes);
     return all;
   }
-  // Gives up what becomes longer than another one; but the first one says whether the limits let
+  // Runs those whose orders change within these limits, some at a time: the last ones are best
+  // where there are any, and others are given up sooner behind them. What a try has used when it is
+  // given up decides which limits come next, so that must not depend on how fast threads are: all
+  // that run at a time know the same shortest order.
+  void run_all(const TighterLimits& limits, size_t sample, bool first) {
+    constexpr size_t kAtOnce = 4;
+    std::vector<Try*> open;
+    for (size_t t = tries_.size(); t-- > 0;) {
+      if (first || limits.exclude(tries_[t].used)) open.push_back(&tries_[t]);
+      if (open.size() < kAtOnce && t > 0) continue;
+      in_parallel(open.size(),
+                  [&](size_t i) { run(*open[i], limits.policy(), sample, shortest_, first); });
+      for (const Try* one : open)
+        if (one->order && !one->rule.pattern) shortest_ = std::min(shortest_, one->length);
+      open.clear();
+    }
+  }
+  // Gives up what becomes longer than `longest`; but the first one says whether the limits let
   // anything through, if it is asked, and a pattern's own order whether the pattern obeys them.
-  void run(Try& one, const ListPolicy& limits, size_t micros, Shortest* shortest = nullptr,
+  void run(Try& one, const ListPolicy& limits, size_t micros, int64_t longest = kNever,
            bool asks = true) const {
     const OrderRule& rule = one.rule;
     if (rule.v) {
       std::optional<TimedOrder> made =
-          order_v(limits, lines_, *v_, micros, *rule.v, one.used, shortest);
+          order_v(limits, lines_, *v_, micros, *rule.v, one.used, longest);
       one.length = made ? made->length : 0;
       one.order = made ? Result(std::move(made->order)) : fail("the limits do not let it");
       return;
     }
     const bool must_end = (asks && &one == tries_.data()) || rule.follow == Follow::kOrder;
     Lister lister(dag_, limits, lines_, micros, rule.follow, rule.pattern,
-                  rule.filling ? &*rule.filling : nullptr, must_end ? nullptr : shortest);
+                  rule.filling ? &*rule.filling : nullptr, must_end ? kNever : longest);
     one.order = lister.run();
     one.length = lister.length();
     one.used = lister.used();
-    const bool counts = one.order && !rule.pattern;
-    if (shortest && counts) shortest->note(one.length);
   }
 
   const Dag& dag_;
@@ -191,6 +202,7 @@ class Trials {
   const std::optional<VShape> v_;
   std::vector<Pattern> patterns_;
   std::vector<Try> tries_;
+  int64_t shortest_ = kNever;  // length of the shortest order so far
 };
 
 }  // namespace

@@ -27,7 +27,7 @@ class Lister {
  public:
   Lister(const Dag& dag, const ListPolicy& policy, const Lines& lines, size_t micros,
          Follow follow = Follow::kNothing, const Pattern* pattern = nullptr,
-         const Filling* filling = nullptr, const Shortest* shortest = nullptr)
+         const Filling* filling = nullptr, int64_t longest = kNever)
       : dag_(dag),
         policy_(policy),
         lines_(lines),
@@ -35,7 +35,7 @@ class Lister {
         follow_(follow),
         pattern_(pattern),
         filling_(filling),
-        shortest_(shortest),
+        longest_(longest),
         left_(work_of_cells(lines, micros)),
         finish_(lines.places.size(), kNever),
         next_(lines.all.size()),
@@ -58,7 +58,7 @@ class Lister {
       const Line& line = lines_.all[best.line];
       if (blocked(best.line) && !policy_.limits_give_way) return too_tight(line.cell);
       take(best);
-      if (shortest_ && least_length(line.cell) > shortest_->length) {
+      if (least_length(line.cell) > longest_) {
         is_given_up_ = true;
         return std::vector<ComputeOrder>();
       }
@@ -243,7 +243,7 @@ class Lister {
   const Follow follow_;
   const Pattern* pattern_;
   const Filling* filling_;
-  const Shortest* shortest_;
+  const int64_t longest_;
   bool is_given_up_ = false;
   Used used_;
   std::vector<int64_t> left_;  // by cell: the time of what it has still to do

@@ -86,7 +86,7 @@ enum Pass : uint8_t { kForward, kInput, kWeights };
 class VLister {
  public:
   VLister(const ListPolicy& policy, const Lines& lines, const VShape& v, size_t micros,
-          const VRules& rules, std::vector<int64_t> idle_before, const Shortest* shortest)
+          const VRules& rules, std::vector<int64_t> idle_before, int64_t longest)
       : policy_(policy),
         lines_(lines),
         v_(v),
@@ -95,7 +95,7 @@ class VLister {
         idle_before_(std::move(idle_before)),
         most_before_(
             idle_before_.empty() ? 0 : *std::max_element(idle_before_.begin(), idle_before_.end())),
-        shortest_(shortest),
+        longest_(longest),
         work_(work_of_cells(lines, micros)),
         end_(lines.places.size(), -1),
         all_(v.cells.size()) {
@@ -142,10 +142,9 @@ class VLister {
 
   // What a cell has idled stays.
   bool is_longer() const {
-    if (shortest_ == nullptr) return false;
     for (size_t at = 0; at < all_.size(); ++at) {
       const int64_t before = policy_.span ? 0 : all_[at].first;
-      if (before + all_[at].idle + work_[v_.cells[at]] > shortest_->length) return true;
+      if (before + all_[at].idle + work_[v_.cells[at]] > longest_) return true;
     }
     return false;
   }
@@ -300,7 +299,7 @@ class VLister {
   const VRules& rules_;
   const std::vector<int64_t> idle_before_;  // by cell: in the order that this one is to improve
   const int64_t most_before_;
-  const Shortest* const shortest_;
+  const int64_t longest_;
   const std::vector<int64_t> work_;  // by cell
   std::vector<int64_t> end_;         // by place; -1: it has not run
   std::vector<Cell> all_;            // from the top down
@@ -311,20 +310,19 @@ class VLister {
 }  // namespace
 
 std::optional<TimedOrder> order_v(const ListPolicy& policy, const Lines& lines, const VShape& v,
-                                  size_t micros, const VRules& rules, Used& used,
-                                  Shortest* shortest) {
+                                  size_t micros, const VRules& rules, Used& used, int64_t longest) {
   std::optional<TimedOrder> best;
   used = {};
   // Cells that have idled less than the worst one have time to let tasks wait.
   for (std::vector<int64_t> idle;;) {
-    VLister lister(policy, lines, v, micros, rules, idle, shortest);
+    VLister lister(policy, lines, v, micros, rules, idle, longest);
     const bool runs = lister.run();
     used.note(lister.used().chunks, lister.used().bytes);
     if (!runs || (best && lister.length() >= best->length)) return best;
     idle = lister.idle();
     const int64_t length = lister.length();
     best = {std::move(lister).orders(), length};
-    if (shortest) shortest->note(length);
+    longest = std::min(longest, length);
   }
 }
 
