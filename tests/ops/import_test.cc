@@ -396,6 +396,44 @@ TEST(ImportBranches, OfAnUnknownConditionAreRefused) {
   EXPECT_EQ(error, "node 'choice' (If): is not supported where its condition depends on the data");
 }
 
+// A loop of so many turns that carries x: of `inner` loops, each in the body of the one before, and
+// -x in the last one's.
+void add_loop(auto& graph, const std::vector<int64_t>& turns, size_t at, const std::string& from,
+              const std::string& to) {
+  onnx::NodeProto& loop = add_node(graph, "Loop", {fmt::format("turns{}", at), "", from}, {to});
+  onnx::AttributeProto& attr = *loop.add_attribute();
+  attr.set_name("body");
+  attr.set_type(onnx::AttributeProto::GRAPH);
+  onnx::GraphProto& body = *attr.mutable_g();
+  const auto own = [&](const char* name) { return fmt::format("{}{}", name, at); };
+  for (const char* input : {"turn", "before", "in"}) body.add_input()->set_name(own(input));
+  add_node(body, "Identity", {own("before")}, {own("after")});
+  if (at + 1 < turns.size())
+    add_loop(body, turns, at + 1, own("in"), own("out"));
+  else
+    add_node(body, "Neg", {own("in")}, {own("out")});
+  for (const char* output : {"after", "out"}) body.add_output()->set_name(own(output));
+}
+onnx::ModelProto loops(const std::vector<int64_t>& turns) {
+  onnx::ModelProto model = empty_model();
+  for (size_t i = 0; i < turns.size(); ++i)
+    add_initializer(*model.mutable_graph(), fmt::format("turns{}", i),
+                    Json{{"type", "i64"}, {"shape", Json::array()}, {"data", {turns[i]}}});
+  add_loop(*model.mutable_graph(), turns, 0, "x", "y");
+  return model;
+}
+
+// Behind the turns of the outer loop stand as many inner ones in a row, and none decides another.
+TEST(ImportLoops, InARowAreNotDeep) {
+  EXPECT_EQ(result_of(loops({151, 3})), (std::vector<double>{-1, 2, -3}));
+}
+
+TEST(ImportLoops, TogetherHaveABound) {
+  std::string error;
+  result_of(loops({1000, 1000, 1000}), &error);
+  EXPECT_NE(error.find("can still be written one by one"), std::string::npos) << error;
+}
+
 // y = op(x as [1, 3, 1], scale, as many more of its shape as the op has).
 std::string error_with_scale(const std::string& op, size_t inputs, const Shape& shape) {
   onnx::ModelProto model = empty_model();

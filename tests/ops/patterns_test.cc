@@ -330,6 +330,28 @@ const Case kCases[] = {
        return all(f, f.op("Where", {other, f.number(0), pick(f, p, p.labels)}));
      },
      {}},
+    {"picked_times_a_mask_that_repeats_them",  // [4,1] of every row times [4]
+     [](Form& f) {
+       const ValueId x = f.input({4, 7}), labels = f.input({4}, DType::kI64);
+       const ValueId log = f.op("LogSoftmax", {x}, {{"axis", int64_t{1}}});
+       const ValueId keep = f.op("Not", {f.op("Equal", {labels, f.integer(-100)})});
+       const ValueId safe = f.op("Where", {keep, labels, f.integer(0)});
+       const ValueId rows =
+           f.op("GatherElements", {log, f.b.reshape(safe, {4, 1})}, {{"axis", int64_t{1}}});
+       return all(f, f.b.mul(rows, as_float(f, keep)));
+     },
+     {}},
+    {"picked_where_a_mask_repeats_them",
+     [](Form& f) {
+       const ValueId x = f.input({4, 7}), labels = f.input({4}, DType::kI64);
+       const ValueId log = f.op("LogSoftmax", {x}, {{"axis", int64_t{1}}});
+       const ValueId keep = f.op("Not", {f.op("Equal", {labels, f.integer(-100)})});
+       const ValueId safe = f.op("Where", {keep, labels, f.integer(0)});
+       const ValueId rows =
+           f.op("GatherElements", {log, f.b.reshape(safe, {4, 1})}, {{"axis", int64_t{1}}});
+       return all(f, f.op("Where", {keep, rows, f.number(0)}));
+     },
+     {}},
     {"picked_from_other_rows",  // log-probabilities over another dim
      [](Form& f) {
        const Picked p = picked(f);

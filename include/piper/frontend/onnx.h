@@ -136,10 +136,13 @@ Result<std::vector<size_t>> node_order(const OnnxModel& model);
 inline bool is_nested(const OnnxNode& node) {
   return node.domain.empty() && (node.op == "If" || node.op == "Loop" || node.op == "Scan");
 }
-// Replaces the If at model.nodes[n] by a branch. Names are not checked again.
-Status take_branch(OnnxModel& model, size_t n, bool condition);
-// Replaces the Loop or Scan at model.nodes[n] by copies of its body.
-Status unroll(OnnxModel& model, size_t n, int64_t turns);
+// Returns the nodes of an If's branch, to stand in its place; the branch's constants become the
+// model's. Names are not checked again.
+Result<std::vector<OnnxNode>> take_branch(OnnxModel& model, const OnnxNode& node, bool condition);
+// Returns copies of the body of a Loop or Scan, to stand in its place. `room`: how many nodes may
+// be written one by one; those that were are taken off.
+Result<std::vector<OnnxNode>> unroll(OnnxModel& model, const OnnxNode& node, int64_t turns,
+                                     int64_t& room);
 
 // Gives back the memory of a window of a mapped file. A later look reads the file again.
 void release(const Bytes& window);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <unordered_map>
 
 #include "inputs.h"
 #include "refusals.h"
@@ -83,33 +84,48 @@ Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
   return out;
 }
 
+// Replaces the chosen Ifs and loops by their branches and turns.
+Status replace(OnnxModel& model, const std::vector<Taken>& taken, int64_t& room) {
+  std::unordered_map<std::string_view, int64_t> chosen;  // by first output
+  for (const Taken& choice : taken) chosen.emplace(choice.output, choice.value);
+  std::unordered_map<size_t, std::vector<OnnxNode>> instead;  // by place in the model
+  for (size_t n = 0; n < model.nodes.size(); ++n) {
+    const OnnxNode& node = model.nodes[n];
+    if (!is_nested(node) || node.outputs.empty()) continue;
+    const auto choice = chosen.find(node.outputs[0]);
+    if (choice == chosen.end()) continue;
+    PIPER_ASSIGN(instead[n], node.op == "If" ? take_branch(model, node, choice->second != 0)
+                                             : unroll(model, node, choice->second, room));
+  }
+  if (instead.size() != taken.size())
+    return fail(model.at(), "'{}' is an If's or a loop's, which is not in the file",
+                taken[0].output);
+  std::vector<OnnxNode> nodes;
+  for (size_t n = 0; n < model.nodes.size(); ++n) {
+    if (const auto found = instead.find(n); found == instead.end())
+      nodes.push_back(std::move(model.nodes[n]));
+    else
+      std::ranges::move(found->second, std::back_inserter(nodes));
+  }
+  model.nodes = std::move(nodes);
+  return check_defined(model);
+}
+
 // Ifs whose conditions fold away are replaced by their branches, loops of known turns by these, and
 // the import begins again: parameters may be used there, and what follows may decide further ones.
 Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
-  constexpr int kMostTimes = 100;
+  constexpr int kDeepest = 100;
+  int64_t room = 500'000;  // nodes of turns
   join_bags(model);
   const bool branches = std::any_of(model.nodes.begin(), model.nodes.end(), is_nested);
   std::vector<Taken> taken;
   if (!branches) return import_flat(std::move(model), options, taken);
-  for (int k = 0; k < kMostTimes; ++k) {
+  for (int k = 0; k < kDeepest; ++k) {
     Result<Imported> out = import_flat(model, options, taken);
     if (taken.empty()) return out;
-    for (const Taken& choice : taken) {
-      const auto node =
-          std::find_if(model.nodes.begin(), model.nodes.end(), [&](const OnnxNode& candidate) {
-            return is_nested(candidate) && !candidate.outputs.empty() &&
-                   candidate.outputs[0] == choice.output;
-          });
-      if (node == model.nodes.end())
-        return fail(model.at(), "'{}' is an If's or a loop's, which is not in the file",
-                    choice.output);
-      const auto at = static_cast<size_t>(node - model.nodes.begin());
-      PIPER_TRY(node->op == "If" ? take_branch(model, at, choice.value != 0)
-                                 : unroll(model, at, choice.value));
-    }
-    PIPER_TRY(check_defined(model));
+    PIPER_TRY(replace(model, taken, room));
   }
-  return fail(model.at(), "has Ifs and loops that decide others, more than {} deep", kMostTimes);
+  return fail(model.at(), "has Ifs and loops that decide others, more than {} deep", kDeepest);
 }
 
 }  // namespace

@@ -146,6 +146,12 @@ void Importer::name_results(size_t n, const Vals& results, size_t first_node) {
   }
 }
 
+// Returns whether the value of an input says what replaces an If, Loop or Scan.
+bool decides(const OnnxNode& node, size_t input) {
+  if (node.op != "Scan") return input < (node.op == "If" ? 1 : 2);
+  return input + static_cast<size_t>(node.get_or<int64_t>("num_scan_inputs")) >= node.inputs.size();
+}
+
 // A node that is refused leaves its results unknown, and the walk goes on: all refusals are one
 // error.
 void Importer::try_node(size_t n) {
@@ -153,7 +159,8 @@ void Importer::try_node(size_t n) {
   const ImportRule* rule = table_.find(node, model_.opset);
   bool known = rule != nullptr || is_nested(node);
   if (!known) refusals_.no_rule(node, scopes_[n]);
-  for (const std::string& input : node.inputs) known = known && !unknown_.count(input);
+  for (size_t i = 0; i < node.inputs.size(); ++i)
+    known = known && (!unknown_.count(node.inputs[i]) || (!rule && !decides(node, i)));
   if (known) {
     Status made = rule ? import_node(n, rule->rule) : decide(n);
     if (made && rule) return;
@@ -188,7 +195,11 @@ Result<int64_t> turns_of(const RuleContext& c) {
 // are unknown until the branch or the turns replace it.
 Status Importer::decide(size_t n) {
   const OnnxNode& node = model_.nodes[n];
-  PIPER_ASSIGN(Vals inputs, inputs_of(n));
+  Vals inputs(node.inputs.size());  // states that a loop carries may still be unknown
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!decides(node, i)) continue;
+    PIPER_ASSIGN(inputs[i], input_of(n, i));
+  }
   const RuleContext context(node, std::move(inputs), model_.opset, scopes_[n], emit_);
   if (node.outputs.empty()) return context.error("has no outputs");
   if (node.op != "If") {

@@ -112,31 +112,27 @@ Result<std::vector<size_t>> node_order(const OnnxModel& model) {
   return order;
 }
 
-Status take_branch(OnnxModel& model, size_t n, bool condition) {
-  OnnxNode node = std::move(model.nodes[n]);
+Result<std::vector<OnnxNode>> take_branch(OnnxModel& model, const OnnxNode& node, bool condition) {
   const std::string_view wanted = condition ? "then_branch" : "else_branch";
-  OnnxSubgraph* branch = nullptr;
-  for (OnnxSubgraph& candidate : node.branches) {
-    if (candidate.attr == wanted) branch = &candidate;
-  }
-  if (!branch) return fail("{} has no {}", node.label(), wanted);
+  const auto branch = std::find_if(node.branches.begin(), node.branches.end(),
+                                   [&](const OnnxSubgraph& one) { return one.attr == wanted; });
+  if (branch == node.branches.end()) return fail("{} has no {}", node.label(), wanted);
   if (branch->outputs.size() != node.outputs.size()) {
     return fail("{}: its {} has {} outputs, not {}", node.label(), wanted, branch->outputs.size(),
                 node.outputs.size());
   }
+  std::vector<OnnxNode> nodes = branch->nodes;
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     if (node.outputs[i].empty()) continue;
-    branch->nodes.push_back({.name = node.name,
-                             .op = "Identity",
-                             .inputs = {branch->outputs[i]},
-                             .outputs = {node.outputs[i]},
-                             .metadata = node.metadata});
+    nodes.push_back({.name = node.name,
+                     .op = "Identity",
+                     .inputs = {branch->outputs[i]},
+                     .outputs = {node.outputs[i]},
+                     .metadata = node.metadata});
   }
-  const auto at = model.nodes.begin() + static_cast<int64_t>(n);
-  model.nodes.insert(model.nodes.erase(at), std::make_move_iterator(branch->nodes.begin()),
-                     std::make_move_iterator(branch->nodes.end()));
-  for (OnnxTensor& tensor : branch->initializers) model.initializers.push_back(std::move(tensor));
-  return ok_status();
+  model.initializers.insert(model.initializers.end(), branch->initializers.begin(),
+                            branch->initializers.end());
+  return nodes;
 }
 
 }  // namespace piper::onnx_import

@@ -6,8 +6,6 @@
 namespace piper::onnx_import {
 namespace {
 
-constexpr int64_t kMostNodes = 500'000;
-
 using TurnNames = std::map<std::string, std::string>;
 
 // Copies a body's nodes under the names of one turn; what the body does not define is of the graph
@@ -54,21 +52,24 @@ int64_t loop_item(const OnnxNode& node, std::string_view attr, size_t i) {
 
 class Unrolling {
  public:
-  Unrolling(OnnxModel& model, size_t n)
-      : model_(model), node_(model.nodes[n]), at_(n), is_scan_(node_.op == "Scan") {}
+  Unrolling(OnnxModel& model, const OnnxNode& node)
+      : model_(model), node_(node), is_scan_(node_.op == "Scan") {}
 
-  Status run(int64_t turns) {
+  Result<std::vector<OnnxNode>> run(int64_t turns, int64_t& room) {
     PIPER_TRY(read());
     const auto count = static_cast<int64_t>(body_->nodes.size() + stacked_ + 4);
-    if (turns > kMostNodes / count)
-      return fail("{}: {} turns of {} nodes are more than the {} that are written one by one",
-                  node_.label(), turns, body_->nodes.size(), kMostNodes);
+    if (turns > room / count)
+      return fail(
+          "{}: {} turns of {} nodes are more than the {} that can still be written one by "
+          "one",
+          node_.label(), turns, body_->nodes.size(), room);
+    room -= turns * count;
     if (turns == 0 && stacked_ > 0)
       return fail("{}: a loop without turns has nothing to stack", node_.label());
     if (!is_scan_) PIPER_TRY(check_goes_on());
     for (int64_t t = 0; t < turns; ++t) take_turn(t, turns);
     finish();
-    return ok_status();
+    return std::move(made_);
   }
 
  private:
@@ -170,10 +171,6 @@ class Unrolling {
           {{"axis", is_scan_ ? loop_item(node_, "scan_output_axes", j) : 0},
            {"new_axis", int64_t{1}}});
     }
-    std::vector<OnnxNode> made = std::move(made_);
-    const auto at = model_.nodes.begin() + static_cast<int64_t>(at_);
-    model_.nodes.insert(model_.nodes.erase(at), std::make_move_iterator(made.begin()),
-                        std::make_move_iterator(made.end()));
   }
 
   std::string number(std::string name, int64_t value, DType dtype) {
@@ -197,8 +194,7 @@ class Unrolling {
   }
 
   OnnxModel& model_;
-  const OnnxNode node_;
-  const size_t at_;
+  const OnnxNode& node_;
   const bool is_scan_;
   const OnnxSubgraph* body_ = nullptr;
   size_t carried_ = 0, scanned_ = 0, stacked_ = 0;
@@ -209,6 +205,9 @@ class Unrolling {
 
 }  // namespace
 
-Status unroll(OnnxModel& model, size_t n, int64_t turns) { return Unrolling(model, n).run(turns); }
+Result<std::vector<OnnxNode>> unroll(OnnxModel& model, const OnnxNode& node, int64_t turns,
+                                     int64_t& room) {
+  return Unrolling(model, node).run(turns, room);
+}
 
 }  // namespace piper::onnx_import

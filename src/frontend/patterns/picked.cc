@@ -48,13 +48,19 @@ class PickedLoss {
 
  private:
   // Returns what is left when a sign, a factor, a shape or a mask is taken off; none when it is
-  // none of these.
+  // none of these, or repeats what is left: a mask [n] times [n,1] is [n,n].
   ValueId below(const Node& node) {
+    const ValueId left = operand_of(node);
+    const bool repeats =
+        left.valid() && num_elements(shape(left)) != num_elements(shape(node.outputs[0]));
+    return repeats ? ValueId() : left;
+  }
+  ValueId operand_of(const Node& node) {
     if (node.op == "Neg") factor = -factor;
     if (node.op == "Neg" || node.op == "Reshape") return node.inputs[0];
     if (node.op == "Mul")
       for (const size_t side : {size_t{0}, size_t{1}})
-        if (is_factor(node.inputs[side])) return node.inputs[1 - side];
+        if (is_factor(node.inputs[side], node.inputs[1 - side])) return node.inputs[1 - side];
     if (node.op == "Div" && match_.scalar(node.inputs[1]).value_or(0) != 0) {
       factor /= *match_.scalar(node.inputs[1]);
       return node.inputs[0];
@@ -62,22 +68,25 @@ class PickedLoss {
     if (node.op != "Where") return {};
     for (const size_t side : {size_t{1}, size_t{2}}) {
       if (match_.scalar(node.inputs[side]) != 0.0) continue;
-      return take_mask(node.inputs[0], side == 2) ? node.inputs[3 - side] : ValueId();
+      const ValueId rows = node.inputs[3 - side];
+      return take_mask(node.inputs[0], rows, side == 2) ? rows : ValueId();
     }
     return {};
   }
+  const Shape& shape(ValueId id) const { return graph_.value(id).type.shape; }
 
-  bool is_factor(ValueId id) {
+  bool is_factor(ValueId id, ValueId rows) {
     if (const auto constant = match_.scalar(id)) {
       factor *= *constant;
       return true;
     }
     const Node* cast = match_.producer(id);
-    return cast && cast->op == "Cast" && take_mask(cast->inputs[0], true);
+    return cast && cast->op == "Cast" && take_mask(cast->inputs[0], rows, true);
   }
 
-  // `id` is true (or false) for the rows that count.
-  bool take_mask(ValueId id, bool kept) {
+  // `id` is true (or false) for those of the rows that count.
+  bool take_mask(ValueId id, ValueId rows, bool kept) {
+    if (shape(id) != shape(rows)) return false;
     const Node* node = match_.producer(id);
     for (; node && node->op == "Not"; kept = !kept) node = match_.producer(node->inputs[0]);
     if (!node || node->op != "Equal" || kept || mask_) return false;
