@@ -234,7 +234,36 @@ def loops():
          {"h": floats(4), "x": x, "z": floats(4, 3)}, ["last", "o", "p"])
 
 
-for part in (microsoft, attention, recurrent, images, transforms, quantised, loops, blocks, determinants):
+def bits():
+    x, y = (rng.integers(-2**40, 2**40, size=shape) for shape in ((3, 5), (5,)))
+    for op in "BitwiseAnd", "BitwiseOr", "BitwiseXor":
+        one(op.lower(), op, [x, y])
+        one(op.lower() + "_32", op, [(x >> 12).astype(np.int32), (y >> 12).astype(np.int32)])
+    one("bitwisenot", "BitwiseNot", [x])
+    # Of fewer bits: what comes of it is of as many.
+    for kind, code, has_sign in (("uint8", 2, False), ("int8", 3, True), ("uint16", 4, False), ("int16", 5, True)):
+        nodes = [("Cast", "x", "a", {"to": code}), ("Cast", "y", "b", {"to": code}), ("BitwiseAnd", "a,b", "c", {}), ("BitwiseXor", "c,a", "d", {}),
+                 ("BitwiseNot", "d", "e", {}), ("BitwiseOr", "e,b", "f", {}), ("Cast", "f", "out", {"to": 7})]
+        case("bits_" + kind, nodes, {"x": x, "y": y}, ["out"])
+        if not has_sign:
+            case("shifts_" + kind, [*nodes[:2], ("Cast", "n", "k", {"to": code}), ("BitShift", "a,k", "l", {"direction": "LEFT"}),
+                                    ("BitShift", "b,k", "r", {"direction": "RIGHT"}), ("BitwiseXor", "l,r", "c", {}), ("Cast", "c", "out", {"to": 7})],
+                 {"x": x, "y": y, "n": np.array([0, 1, 3, 5, 7])}, ["out"])
+
+
+def places():
+    # 3 / 0.6 is 5 in f32, and less in f64, as is 11 / 1.1.
+    for size, scale in ((20, 0.1), (14, 0.3), (7, 0.6), (11, 1.1), (11, 1.7), (31, 2.3)):
+        x, scales = floats(1, 1, 1, size), np.array([1, 1, 1, scale], np.float32)
+        if scale > 1:
+            one(f"upsample_places_{scale}", "Upsample", [x, scales], constants="b", mode="nearest", opset=9)
+        for coordinates in "asymmetric", "half_pixel":
+            for rounding in "floor", "ceil", "round_prefer_floor", "round_prefer_ceil":
+                one(f"resize_places_{scale}_{coordinates}_{rounding}", "Resize", [x, None, scales], constants="c", mode="nearest",
+                    coordinate_transformation_mode=coordinates, nearest_mode=rounding, opset=19)
+
+
+for part in (microsoft, attention, recurrent, images, transforms, quantised, loops, blocks, determinants, bits, places):
     part()
 out = pathlib.Path(__file__).parent / "onnxruntime_cases.gz"
 with open(out, "wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as packed:

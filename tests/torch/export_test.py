@@ -481,12 +481,15 @@ class Odd(nn.Module):
         return likely + products.square().mean() + (torch.linalg.qr(self.fc.weight)[0] @ x.mT).tanh().mean()
 
     def chosen(self, h, x):
-        """Losses and sums of what masks choose, and elements that are put back."""
+        """Losses and sums of what masks choose, of which some have neither a logarithm nor a quotient elsewhere, and elements that are put back."""
         mask, rows = x > 0, x[:, 0] > -0.5
         labels = torch.where(x[:, 1] > 0, 3, 1)
         losses = F.mse_loss(h[mask], x[mask]) + F.cross_entropy(h[rows], labels[rows]) + F.smooth_l1_loss(h[rows] * 2, x[rows], reduction="sum")
         back = torch.zeros_like(h)
         back[mask] = (h[mask] - x[mask]).square()
+        depth = x.clamp(min=0)
+        off = h.exp()[mask].log() - depth[mask].log()
+        losses = losses + off.square().mean() - off.mean().square() / 2 + (h[mask] / depth[mask]).tanh().sum() + (h.square() * depth)[mask].sqrt().sum()
         return losses + back.sin().mean() + (h[mask].sigmoid() + 1).log().sum() + F.log_softmax(h[rows], -1).mean()
 
     def picked(self, h, x):

@@ -9,6 +9,9 @@ POINTWISE = {"abs", "add", "clamp", "clip", "detach", "div", "double", "eq", "ex
              "tanh", "to", "true_divide", "type_as", "where"}
 POINTWISE |= {f"__{name}__" for name in ("abs", "add", "div", "eq", "ge", "gt", "le", "lt", "mul", "ne", "neg", "pow", "radd", "rdiv", "rmul", "rpow", "rsub",
                                          "rtruediv", "sub", "truediv")}
+# Those that make no finite number, or no finite slope, of some that are.
+STEEP = {name + end for name in ("div", "exp", "log", "log1p", "pow", "reciprocal", "rsqrt", "sqrt", "true_divide") for end in ("", "_")}
+STEEP |= {f"__{name}__" for name in ("div", "itruediv", "pow", "rdiv", "rpow", "rtruediv", "truediv")}
 OF_ROWS = {"amax", "layer_norm", "linear", "log_softmax", "logsumexp", "mean", "softmax", "sum"}  # of the last dim
 OF_LABELS = {"cross_entropy", "nll_loss"}
 LOSSES = {"binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"}
@@ -19,7 +22,18 @@ def choose(input, places):
     is_mask = isinstance(places, torch.Tensor) and places.dtype is torch.bool and 0 < places.dim() and places.shape == input.shape[: places.dim()]
     if not is_mask:
         return input[places]
-    return noted(input.flatten(0, places.dim() - 1).clone(), places, places.flatten())
+    return noted(harmless(input.flatten(0, places.dim() - 1), places.flatten()), places, places.flatten())
+
+
+def harmless(whole, rows):
+    """The same, with numbers in the rows that are not chosen of which all functions here make finite ones: a slope of 0 times infinity is none."""
+    if not whole.is_floating_point():
+        return whole.clone()
+    return torch.where(widened(rows, whole), whole, 0.5)
+
+
+def widened(rows, whole):
+    return rows.view(rows.shape + (1,) * (whole.dim() - 1))
 
 
 def noted(whole, mask, rows):
@@ -43,6 +57,11 @@ def of_chosen(func, name, args, kwargs):
         wide = mask.view(mask.shape + (1,) * (first.dim() - mask.dim()))
         return first.copy_(torch.where(wide, args[2].view(first.shape).to(first.dtype), first))
     in_place = name.endswith("_") and not name.endswith("__") and is_chosen(first)  # of a tensor of its own
+    if together and name in STEEP:
+        if in_place:
+            first.copy_(harmless(first, rows))
+        mild = lambda value: noted(harmless(value, rows), mask, rows) if is_chosen(value) and not (in_place and value is first) else value  # noqa: E731
+        args, kwargs = [mild(value) for value in args], {key: mild(value) for key, value in kwargs.items()}
     if together and (name in POINTWISE or in_place and name[:-1] in POINTWISE) and all(value.dim() < whole.dim() for value in others):
         return noted(func(*args, **kwargs), mask, rows)
     if together and name in OF_ROWS and is_chosen(first) and first.dim() > 1 and (name in ("layer_norm", "linear") or last_dim(args, kwargs) in (-1, first.dim() - 1)):
@@ -63,7 +82,7 @@ def last_dim(args, kwargs):
 
 
 def reduced(whole, rows, reduction):
-    wide = rows.view(rows.shape + (1,) * (whole.dim() - 1)).expand_as(whole)
+    wide = widened(rows, whole).expand_as(whole)
     total = torch.where(wide, whole, torch.zeros_like(whole)).sum()
     return total if reduction == "sum" else total / wide.sum()
 
@@ -72,7 +91,7 @@ def loss(func, name, args, kwargs, mask, rows):
     if name in OF_LABELS:
         bound = dict(zip(("input", "target"), args)) | kwargs
         target, ignored = bound["target"], bound.get("ignore_index", -100)
-        wide = rows.view(rows.shape + (1,) * (target.dim() - 1))
+        wide = widened(rows, target)
         if not target.is_floating_point():
             out = func(**bound | {"target": torch.where(wide, target, ignored)})
             return noted(out, mask, rows) if bound.get("reduction") == "none" else out

@@ -129,6 +129,25 @@ struct Fmod {  // takes the sign of the dividend
   }
 };
 
+struct BitwiseAnd {
+  template <class T>
+  static T of(T a, T b) {
+    return a & b;
+  }
+};
+struct BitwiseOr {
+  template <class T>
+  static T of(T a, T b) {
+    return a | b;
+  }
+};
+struct BitwiseXor {
+  template <class T>
+  static T of(T a, T b) {
+    return a ^ b;
+  }
+};
+
 struct Equal {
   template <class T>
   static bool of(T a, T b) {
@@ -317,6 +336,9 @@ constexpr std::array kRows = std::to_array<Row>({
     {"Abs", 1, Kind::kArithmetic, integer_unary_of<Abs>},
     {"Add", 2, Kind::kArithmetic, integer_binary_of<Add>},
     {"And", 2, Kind::kToBool, logic_of<And>},
+    {"BitwiseAnd", 2, Kind::kArithmetic, integer_binary_of<BitwiseAnd>},
+    {"BitwiseOr", 2, Kind::kArithmetic, integer_binary_of<BitwiseOr>},
+    {"BitwiseXor", 2, Kind::kArithmetic, integer_binary_of<BitwiseXor>},
     {"Div", 2, Kind::kArithmetic, integer_binary_of<Div>},
     {"Equal", 2, Kind::kToBool, compare_of<Equal>},
     {"Greater", 2, Kind::kToBool, compare_of<Greater>},

@@ -6,7 +6,10 @@
 namespace piper::onnx_import {
 
 Status pass_narrow(const RuleContext& c, Vals& results) {
-  constexpr std::string_view kKeep[] = {"Clip",
+  constexpr std::string_view kKeep[] = {"BitwiseAnd",
+                                        "BitwiseOr",
+                                        "BitwiseXor",
+                                        "Clip",
                                         "Concat",
                                         "DepthToSpace",
                                         "Expand",
@@ -35,8 +38,8 @@ Status pass_narrow(const RuleContext& c, Vals& results) {
                                         "Transpose",
                                         "Unsqueeze",
                                         "Where"};
-  constexpr std::string_view kOwn[] = {"Cast", "CastLike", "Constant", "DequantizeLinear",
-                                       "QuantizeLinear"};
+  constexpr std::string_view kOwn[] = {"BitShift", "BitwiseNot",       "Cast",          "CastLike",
+                                       "Constant", "DequantizeLinear", "QuantizeLinear"};
   const auto has = [&](const auto& list) {
     return std::find(std::begin(list), std::end(list), c.node.op) != std::end(list);
   };

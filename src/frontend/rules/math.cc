@@ -79,6 +79,35 @@ Result<Vals> cast(RuleContext& c) {  // before opset 6 the attribute is a name
   return single(cast_to(c, c.in(0), *dtype, narrow_of_code(code)));
 }
 
+// ---- Bits ---------------------------------------------------------------------------------------
+
+Result<Vals> bitwise_not(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Narrow narrow = c.in(0).narrow;
+  const bool is_positive = narrow.bits > 0 && !narrow.is_signed;
+  const Val ones = c.number(is_positive ? (1 << narrow.bits) - 1 : -1, c.in(0));
+  PIPER_ASSIGN(Val y, c.pointwise("Sub", {ones, c.in(0)}));
+  y.narrow = narrow;
+  return single(y);
+}
+
+// Shifts by a product or a quotient, which are the same of integers without a sign.
+Result<Vals> bit_shift(RuleContext& c) {
+  PIPER_TRY(c.need(2, 2));
+  const Val& x = c.in(0);
+  const Narrow narrow = x.narrow;
+  if (narrow.bits == 0 || narrow.is_signed) return c.error("shifts integers that have a sign");
+  const std::string direction = c.text("direction", "");
+  if (direction != "LEFT" && direction != "RIGHT")
+    return c.error("direction='{}' is not known", quote_control(direction));
+  PIPER_ASSIGN(const Val places, c.pointwise("Min", {c.in(1), c.number(narrow.bits, x)}));
+  PIPER_ASSIGN(const Val factor, c.pointwise("Pow", {c.number(2, x), places}));
+  PIPER_ASSIGN(Val y, c.pointwise(direction == "LEFT" ? "Mul" : "Div", {x, factor}));
+  PIPER_ASSIGN(y, c.pointwise("Mod", {y, c.number(1 << narrow.bits, y)}));
+  y.narrow = narrow;
+  return single(y);
+}
+
 Result<Vals> cast_like(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
   return single(cast_to(c, c.in(0), c.in(1).dtype, c.in(1).narrow));
@@ -295,6 +324,11 @@ constexpr ImportRule kMathRules[] = {
     {"Abs", 1, kNewest, same_unary},
     {"Add", 1, kNewest, same_binary},
     {"And", 1, kNewest, same_binary},
+    {"BitShift", 11, kNewest, bit_shift, "of uint8 and uint16"},
+    {"BitwiseAnd", 18, kNewest, same_binary},
+    {"BitwiseNot", 18, kNewest, bitwise_not},
+    {"BitwiseOr", 18, kNewest, same_binary},
+    {"BitwiseXor", 18, kNewest, same_binary},
     {"Cast", 1, kNewest, cast,
      "of and to f64, f32, bf16, f16, i64, i32, bool; integers of 2 to 16 bits are held in i32"},
     {"CastLike", 15, kNewest, cast_like},

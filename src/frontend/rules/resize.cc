@@ -25,8 +25,15 @@ struct ResizeDim {
   double scale = 1;
   double roi_start = 0, roi_end = 1;
   bool exact = false;  // the scale is out / size, which need not be a double
+  // Of nearest elements a rounding decides which: it is that of f32, in which PyTorch multiplies
+  // and all others divide. Quotients of sizes are exact.
+  enum Rounding { kNone, kQuotients, kProducts } rounding = kNone;
   double unscaled(double x) const {
-    return exact ? x * static_cast<double>(size) / static_cast<double>(out) : x / scale;
+    const auto whole = static_cast<double>(size), made = static_cast<double>(out);
+    const auto place = static_cast<float>(x);
+    if (rounding == kProducts) return place * static_cast<float>(exact ? whole / made : 1 / scale);
+    if (exact) return x * whole / made;
+    return rounding == kQuotients ? place / static_cast<float>(scale) : x / scale;
   }
 };
 
@@ -125,6 +132,13 @@ Val along(const std::vector<double>& numbers, size_t d, const Val& like) {
   Shape shape(like.rank(), 1);
   shape[d] = static_cast<int64_t>(numbers.size());
   return numbers_val(numbers, shape, like.dtype);
+}
+
+// Says how places are rounded: by PyTorch where the file notes that it is its function.
+ResizeDim::Rounding rounding_of(const RuleContext& c, const std::string& mode) {
+  if (mode != "nearest") return ResizeDim::kNone;
+  return c.called().starts_with("aten.upsample_nearest") ? ResizeDim::kProducts
+                                                         : ResizeDim::kQuotients;
 }
 
 Status check_taps(RuleContext& c, const ResizeDim& d, const Modes& m) {
@@ -278,7 +292,8 @@ Result<std::vector<ResizeDim>> read_dims(RuleContext& c, const Modes& m) {
   return dims;
 }
 
-Result<Vals> resized(RuleContext& c, const Modes& modes, const std::vector<ResizeDim>& dims) {
+Result<Vals> resized(RuleContext& c, const Modes& modes, std::vector<ResizeDim> dims) {
+  for (ResizeDim& dim : dims) dim.rounding = rounding_of(c, modes.mode);
   Val x = c.in(0);
   if (modes.mode != "nearest" && !info(x.dtype).is_float)
     return c.error("interpolates {}", info(x.dtype).name);
@@ -295,8 +310,8 @@ Result<Vals> resized(RuleContext& c, const Modes& modes, const std::vector<Resiz
 Result<Vals> resize(RuleContext& c) {
   PIPER_TRY(c.need(1, 4));
   PIPER_ASSIGN(const Modes modes, read_modes(c));
-  PIPER_ASSIGN(const std::vector<ResizeDim> dims, read_dims(c, modes));
-  return resized(c, modes, dims);
+  PIPER_ASSIGN(std::vector<ResizeDim> dims, read_dims(c, modes));
+  return resized(c, modes, std::move(dims));
 }
 
 // Returns what Resize replaced in opset 10: by scales only, an attribute at first, from the first
@@ -323,7 +338,7 @@ Result<Vals> upsample(RuleContext& c) {
     dims[d].out = static_cast<int64_t>(out);
     dims[d].scale = scales[d];
   }
-  return resized(c, modes, dims);
+  return resized(c, modes, std::move(dims));
 }
 
 // ---- Channels against places ------------------------------------------------------------------

@@ -158,6 +158,18 @@ template <class T>
 DEVICE bool is_nan(T a) {
   return a != a;
 }
+template <class T>
+DEVICE T bitwise_and(T a, T b) {
+  return a & b;
+}
+template <class T>
+DEVICE T bitwise_or(T a, T b) {
+  return a | b;
+}
+template <class T>
+DEVICE T bitwise_xor(T a, T b) {
+  return a ^ b;
+}
 DEVICE bool both(bool a, bool b) { return a && b; }
 DEVICE bool either(bool a, bool b) { return a || b; }
 DEVICE bool one_of(bool a, bool b) { return a != b; }

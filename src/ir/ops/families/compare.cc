@@ -1,4 +1,5 @@
-// Comparisons and logic: results are booleans; and Where, which chooses by one.
+// Comparisons and logic: results are booleans, or integers of which each bit is one; and Where,
+// which chooses by one.
 #include "rules.h"
 
 namespace piper {
@@ -39,6 +40,15 @@ TypesResult logic_types(const OpTypes& use) {
     }
   }
   return with_shape(use, 1, DType::kBool);
+}
+
+TypesResult bits_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 2, 2));
+  const DType dtype = use.inputs[0].dtype;
+  if (dtype != use.inputs[1].dtype || (dtype != DType::kI64 && dtype != DType::kI32)) {
+    return fail("the operands must be integers of one type, but are {}", operands(use));
+  }
+  return with_shape(use, 1, dtype);
 }
 
 TypesResult nan_types(const OpTypes& use) {
@@ -99,6 +109,11 @@ std::vector<OpDef> compare_ops() {
   }
   for (const char* name : {"And", "Or", "Xor"}) {
     ops.push_back(row(name, logic_types<2>, {{.inputs = {boolean({4, 3}), boolean({4, 1})}}}));
+  }
+  for (const char* name : {"BitwiseAnd", "BitwiseOr", "BitwiseXor"}) {
+    OpDef bits = row(name, bits_types, {whole});
+    bits.samples[0].int_high = 1000;
+    ops.push_back(std::move(bits));
   }
   ops.push_back(row("Not", logic_types<1>, {{.inputs = {boolean({4, 3})}}}));
   ops.push_back(row("IsNaN", nan_types, {{.inputs = {f64({4, 3})}}}));
