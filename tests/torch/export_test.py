@@ -478,7 +478,8 @@ class Odd(nn.Module):
         likely = F.gaussian_nll_loss(h, x, turned.square()) + (torch.hypot(h, x) + torch.erfinv(h.tanh() * 0.9) + torch.frexp(h)[0]).square().mean()
         groups = torch.tensor([0, 2, 0, 2])[:, None].expand(4, 4)
         products = h.new_ones(3, 4).scatter_reduce(0, groups, self.fc.weight, "prod") + h.new_ones(3, 4).index_reduce(0, groups[:, 0], self.fc.weight, "amax")
-        return likely + products.square().mean() + (torch.linalg.qr(self.fc.weight)[0] @ x.mT).tanh().mean()
+        products = products + h.new_zeros(3, 4).scatter_reduce(0, groups, h - h.detach(), "amax", include_self=False)  # equal ones, also beside
+        return likely + products.square().mean() + products.sin().mean() + (torch.linalg.qr(self.fc.weight)[0] @ x.mT).tanh().mean()
 
     def chosen(self, h, x):
         """Losses and sums of what masks choose, of which some have neither a logarithm nor a quotient elsewhere, and elements that are put back."""

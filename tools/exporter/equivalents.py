@@ -92,9 +92,9 @@ def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
     if reduce not in ("amax", "amin") or not input.is_floating_point():
         return input.scatter_reduce(dim, index, src, reduce, include_self=include_self)
     found = input.detach().scatter_reduce(dim, index, src.detach(), reduce, include_self=include_self)
-    of_input, of_src = (input == found if include_self else count == 0), src == found.gather(dim, index)
+    of_input, of_src = input == found, src == found.gather(dim, index)  # PyTorch shares with an equal element that it does not include, too
     shares = of_input.to(src.dtype).scatter_add(dim, index, of_src.to(src.dtype))
-    own = torch.where(of_input, input, torch.zeros_like(input))
+    own = torch.where(of_input, input if include_self else torch.where(count == 0, input, input.detach()), torch.zeros_like(input))
     return own.scatter_add(dim, index, torch.where(of_src, src, torch.zeros_like(src))) / shares
 
 
