@@ -305,14 +305,16 @@ const std::vector<std::string> kOfAll = {"Add", "Sub",     "Mul",           "Div
                                          "Pow", "Greater", "GreaterOrEqual"};
 
 TEST(Words, OfIntegersWrapAroundAndDivideByZero) {
+  std::vector<std::string> words = kOfAll;
+  words.insert(words.end(), {"BitwiseAnd", "BitwiseOr", "BitwiseXor"});
   expect_words<int32_t>(DType::kI32,
                         {0, 1, -1, 2, 3, -3, 7, -8, 1000003, std::numeric_limits<int32_t>::max(),
                          std::numeric_limits<int32_t>::min()},
-                        {"Neg", "Abs", "Sign"}, kOfAll, kExact);
+                        {"Neg", "Abs", "Sign"}, words, kExact);
   expect_words<int64_t>(DType::kI64,
                         {0, 1, -1, 2, 5, -7, 1LL << 40, std::numeric_limits<int64_t>::max(),
                          std::numeric_limits<int64_t>::min()},
-                        {"Neg", "Abs", "Sign"}, kOfAll, kExact);
+                        {"Neg", "Abs", "Sign"}, words, kExact);
 }
 
 TEST(Words, OfFloatsAreThoseOfTheCpuAtTheEdges) {

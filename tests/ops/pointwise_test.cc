@@ -238,6 +238,16 @@ TEST(Binary, IntegersNeverTrap) {
   EXPECT_EQ(run1("Abs", {}, {a}, a.type)[0], INT32_MIN);
 }
 
+TEST(Binary, BitsOfIntegers) {
+  for (const DType dtype : {DType::kI32, DType::kI64}) {
+    const Tensor a = tensor(dtype, {4}, {12, -1, INT32_MIN, 7}), b = tensor(dtype, {1}, {10});
+    const auto of = [&](const char* op) { return run1(op, {}, {a, b}, a.type).v; };
+    EXPECT_EQ(of("BitwiseAnd"), (std::vector<double>{8, 10, 0, 2}));
+    EXPECT_EQ(of("BitwiseOr"), (std::vector<double>{14, -1, INT32_MIN + 10.0, 15}));
+    EXPECT_EQ(of("BitwiseXor"), (std::vector<double>{6, -11, INT32_MIN + 10.0, 13}));
+  }
+}
+
 TEST(Binary, LogicAndWhere) {
   const Tensor a = tensor(DType::kBool, {4}, {0, 1, 0, 1});
   const Tensor b = tensor(DType::kBool, {4}, {0, 0, 1, 1});
