@@ -134,11 +134,13 @@ Val along(const std::vector<double>& numbers, size_t d, const Val& like) {
   return numbers_val(numbers, shape, like.dtype);
 }
 
-// Says how places are rounded: by PyTorch where the file notes that it is its function.
+// Says how places are rounded: by PyTorch where the file notes that it is its function, which has
+// them in f64 for elements of f64.
 ResizeDim::Rounding rounding_of(const RuleContext& c, const std::string& mode) {
   if (mode != "nearest") return ResizeDim::kNone;
-  return c.called().starts_with("aten.upsample_nearest") ? ResizeDim::kProducts
-                                                         : ResizeDim::kQuotients;
+  const bool is_product =
+      c.called().starts_with("aten.upsample_nearest") && c.in(0).dtype != DType::kF64;
+  return is_product ? ResizeDim::kProducts : ResizeDim::kQuotients;
 }
 
 Status check_taps(RuleContext& c, const ResizeDim& d, const Modes& m) {
