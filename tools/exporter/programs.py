@@ -16,6 +16,8 @@ from .errors import NotExported
 STRATEGY = """piper: 1
 train: {{{batch}optimizer: {{sgd: {{lr: {rate!r}}}}}}}
 """
+CHOSEN = ("\n  = help: how many elements x[mask] has depends on values. Supported are its sum, its mean and the losses of torch.nn.functional, also of what pointwise "
+          "functions or those of the last dim make of it, and y[mask] = …: write what else it becomes for all elements, and choose by torch.where")
 PRECISE = "directives: [{precision: {compute: f64}}]\n"
 
 
@@ -79,7 +81,7 @@ def places_of_nodes(path, said):
         if found:
             file, line, text = found[-1]
             lines.append(f"\n  = note: '{node.name}' is of {file}:{line}: {text}")
-    return "".join(lines[:4])
+    return "".join(lines[:4]) + (CHOSEN if "NonZero: is not supported where" in said else "")
 
 
 def loss_of_file(path, inputs):
