@@ -475,7 +475,7 @@ class Odd(nn.Module):
     def rolls(self, h, x):
         """By a size, and by functions that torch.onnx does not write."""
         turned = torch.roll(h, x.shape[0] // 2, 0) * x + torch.fft.fftshift(torch.fft.fft(h, dim=1), 1).real
-        likely = F.gaussian_nll_loss(h, x, turned.square()) + (torch.hypot(h, x) + torch.erfinv(h.tanh() * 0.9) + torch.frexp(h)[0]).square().mean()
+        likely = F.gaussian_nll_loss(h, x, turned.square()) + (torch.hypot(h, x).copysign(x) + torch.erfinv(h.tanh() * 0.9) + torch.frexp(h)[0]).square().mean()
         groups = torch.tensor([0, 2, 0, 2])[:, None].expand(4, 4)
         products = h.new_ones(3, 4).scatter_reduce(0, groups, self.fc.weight, "prod") + h.new_ones(3, 4).index_reduce(0, groups[:, 0], self.fc.weight, "amax")
         products = products + h.new_zeros(3, 4).scatter_reduce(0, groups, h - h.detach(), "amax", include_self=False)  # equal ones, also beside
@@ -490,7 +490,7 @@ class Odd(nn.Module):
         back[mask] = (h[mask] - x[mask]).square()
         depth = x.clamp(min=0)
         off = h.exp()[mask].log() - depth[mask].log()
-        losses = losses + off.square().mean() - off.mean().square() / 2 + (h[mask] / depth[mask]).tanh().sum() + (h.square() * depth)[mask].sqrt().sum()
+        losses = losses + F.l1_loss(h[~(x > 0)], x[~(x > 0)]) + off.square().mean() - off.mean().square() / 2 + (h[mask] / depth[mask]).tanh().sum() + (h.square() * depth)[mask].sqrt().sum()
         return losses + back.sin().mean() + (h[mask].sigmoid() + 1).log().sum() + F.log_softmax(h[rows], -1).mean()
 
     def picked(self, h, x):

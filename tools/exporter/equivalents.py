@@ -128,6 +128,15 @@ def hypotenuse(input, other):
     return size * ((input / size).square() + (other / size).square()).sqrt()
 
 
+def sign_bit(input):
+    return (input < 0) | (input == 0) & (1 / input < 0)
+
+
+def copy_sign(input, other):
+    size = input.abs()
+    return torch.where(sign_bit(torch.as_tensor(other)), -size, size)
+
+
 def mantissa_and_exponent(input, result=torch.return_types.frexp):
     size = input.detach().abs()
     counts = (size > 0) & (size < torch.inf)
@@ -454,11 +463,11 @@ EQUIVALENTS = BY_ELIMINATION | {
     "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "as_strided": as_strided,
     **{f"adaptive_max_pool{count}d": adaptive_max_pool(count) for count in (1, 2, 3)}, "bitwise_and": bits_and, "bitwise_left_shift": shifted_left,
     "bitwise_or": bits_or, "bitwise_right_shift": shifted_right, "blackman_window": window(0.42, 0.5, 0.08), "cdist": distances, "clamp": clamp, "clip": clamp,
-    "coalesce": as_it_is, "combinations": combinations, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
+    "coalesce": as_it_is, "combinations": combinations, "copysign": copy_sign, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
     "cummin": cumulated_extreme("cummin"), "cumprod": cumulated_product, "digamma": digamma, "einsum": einsum, "erfinv": inverse_of_erf,
     "fft_fftshift": fft_shift(0), "fft_ifftshift": fft_shift(1), "frexp": mantissa_and_exponent, "gaussian_nll_loss": gaussian_nll_loss, "hamming_window": window(0.54, 0.46),
     "hann_window": window(0.5, 0.5), "hypot": hypotenuse, "index_reduce": index_reduce, "isin": is_in, "kthvalue": kth_value, "lgamma": log_gamma, "masked_scatter": masked_scatter,
     "masked_select": masked_select, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within, "roll": roll,
-    "scatter_reduce": scatter_reduce, "scatter_reduce_": in_place(scatter_reduce), "searchsorted": search_sorted, "sparse_coo_tensor": dense,
+    "scatter_reduce": scatter_reduce, "scatter_reduce_": in_place(scatter_reduce), "searchsorted": search_sorted, "signbit": sign_bit, "sparse_coo_tensor": dense,
     "_sparse_mm": torch.matmul, "special_digamma": digamma, "special_erfinv": inverse_of_erf, "special_gammaln": log_gamma,
 }

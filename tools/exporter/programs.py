@@ -81,7 +81,7 @@ def places_of_nodes(path, said):
         if found:
             file, line, text = found[-1]
             lines.append(f"\n  = note: '{node.name}' is of {file}:{line}: {text}")
-    return "".join(lines[:4]) + (CHOSEN if "NonZero: is not supported where" in said else "")
+    return "".join(lines[:4]) + (CHOSEN if re.search(r"NonZero\)?: is not supported where", said) else "")
 
 
 def loss_of_file(path, inputs):

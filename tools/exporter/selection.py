@@ -17,6 +17,34 @@ OF_LABELS = {"cross_entropy", "nll_loss"}
 LOSSES = {"binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"}
 
 
+COMPARES = {"eq", "ge", "gt", "isfinite", "isinf", "isnan", "le", "logical_and", "logical_not", "logical_or", "lt", "ne"}
+COMPARES |= {f"__{name}__" for name in ("and", "eq", "ge", "gt", "invert", "le", "lt", "ne", "or")}
+
+
+def with_recipe(out, name, args):
+    """A mask with what it was made of, by which two that are written twice, y[x > 0] and z[x > 0], are known to be the same."""
+    if isinstance(out, torch.Tensor) and out.dtype is torch.bool:
+        out.recipe = name, [(arg, version_of(arg)) for arg in args], version_of(out)
+    return out
+
+
+def version_of(value):
+    """How often it was changed in place; of a tensor that does not count that, what equals nothing."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return object() if value.is_inference() else value._version
+
+
+def same(one, other):
+    if one is other or not isinstance(one, torch.Tensor):
+        return one is other or type(one) is type(other) and one == other
+    if not (hasattr(one, "recipe") and hasattr(other, "recipe")) or any(mask.recipe[2] != version_of(mask) for mask in (one, other)):
+        return False
+    (name, args, _), (other_name, other_args, _) = one.recipe, other.recipe
+    return name == other_name and len(args) == len(other_args) and all(
+        same(a, b) and (a is not b or version == other_version) for (a, version), (b, other_version) in zip(args, other_args))
+
+
 def choose(input, places):
     """input[places]; of a mask over the first dims all of their elements, [all, …], with the mask, [all]."""
     is_mask = isinstance(places, torch.Tensor) and places.dtype is torch.bool and 0 < places.dim() and places.shape == input.shape[: places.dim()]
@@ -49,11 +77,11 @@ def of_chosen(func, name, args, kwargs):
     """What a function makes of arguments of which some are chosen."""
     flat = [*args, *kwargs.values()]
     mask, rows = next(value.chosen for value in flat if is_chosen(value))
-    together = all(value.chosen[0] is mask for value in flat if is_chosen(value))
+    together = all(same(value.chosen[0], mask) for value in flat if is_chosen(value))
     whole = max((value for value in flat if is_chosen(value)), key=torch.Tensor.dim)
     others = [value for value in flat if isinstance(value, torch.Tensor) and not is_chosen(value)]
     first = args[0] if args else None
-    if together and name == "__setitem__" and not is_chosen(first) and args[1] is mask and is_chosen(args[2]):
+    if together and name == "__setitem__" and not is_chosen(first) and same(args[1], mask) and is_chosen(args[2]):
         wide = mask.view(mask.shape + (1,) * (first.dim() - mask.dim()))
         return first.copy_(torch.where(wide, args[2].view(first.shape).to(first.dtype), first))
     in_place = name.endswith("_") and not name.endswith("__") and is_chosen(first)  # of a tensor of its own

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm
-from .selection import choose, is_chosen, of_chosen
+from .selection import COMPARES, choose, is_chosen, of_chosen, with_recipe
 
 
 class Watch(TorchFunctionMode):
@@ -39,6 +39,8 @@ class Watch(TorchFunctionMode):
             return of_chosen(func, name, args, kwargs)
         if name == "__getitem__":
             return choose(*args)
+        if name in COMPARES and not kwargs:
+            return with_recipe(EQUIVALENTS.get(name, func)(*args), name, args)
         if name.rstrip("_") in self.DROPOUT:
             bound = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
             of_alpha = name.startswith(("alpha", "feature_alpha"))
