@@ -127,6 +127,35 @@ TEST_F(Switch, OtherCoursesEndOtherwise) {
   EXPECT_EQ(afresh.find(ours.substr(ours.find("{\"step\":5"))), std::string::npos);
 }
 
+// Of equal matrices each rank computes the direction of one; its momentum is cut all the same.
+TEST_F(Switch, MatricesThatRanksShareOutGoOn) {
+  const std::string train =
+      "train:\n"
+      "  global_batch: 12\n"
+      "  optimizer: {muon: {lr: 2e-2}}\n"
+      "  groups: [{of: [vectors, embeddings, heads], optimizer: {adamw: {lr: 2e-3}}}]\n";
+  const auto ends = [&](const std::string& plans, int steps, const std::string& folder,
+                        const std::string& flags) {
+    std::filesystem::remove_all(path(folder));
+    const auto [code, output] =
+        run(plans, fmt::format("--steps {} --checkpoint {}{}", steps, path(folder), flags));
+    EXPECT_EQ(code, 0) << output;
+    return tensors_of(folder);
+  };
+  for (const std::string frozen : {"", "parameters: [{freeze: '**/h/0/qkv/*'}]\n"}) {
+    compile("shared", frozen + "include: <zero1>\nparams: {dp: 4}\n", train);
+    compile("shared3", frozen + "include: <zero3>\nparams: {dp: 2, stages: 2}\n", train);
+    compile("shared2", frozen + "include: <zero2>\nparams: {dp: 2, stages: 2}\n", train);
+    const auto saved = ends("shared2", 3, "saved", "");
+    const auto whole = ends("shared2", 5, "whole", "");
+    EXPECT_TRUE(ends("shared2", 5, "other", switched("shared3", 3)) == whole);
+    EXPECT_TRUE(ends("shared3", 5, "other", " --resume " + path("saved")) == whole);
+    EXPECT_FALSE(ends("shared3", 2, "other", " --init " + path("saved/step-000000003")) == whole);
+    const auto ours = ends("shared2", 5, "other", switched("shared", 3));
+    EXPECT_TRUE(ends("shared", 5, "other", " --resume " + path("saved")) == ours);
+  }
+}
+
 // Ranks as processes exchange over their own transport.
 TEST_F(Switch, ProcessesEndAsThreadsDo) {
   for (const auto& [from, to] : {std::pair("zero3x4", "pp2dp2"), std::pair("tp4", "zero1x4"),
