@@ -490,9 +490,9 @@ TEST(LocalStepsNames, AreAnyNamesWithoutSites) {
   const Result<Compiled> frozen =
       compile_text("gpt",
                    "piper: 1\nmesh: {dp: 2}\n"
-                   "parameters:\n  - rename: {from: '**/h/0/fc', to: 'site/0/h/**'}\n"
+                   "parameters:\n  - rename: {from: 'model/h/0/**', to: 'site/0/h/**'}\n"
                    "  - rename: {from: 'model/h/1/**', to: 'h/**'}\n"
-                   "  - freeze: '**/h/0/fc'\n"
+                   "  - freeze: 'model/h/0/**'\n"
                    "directives: [{replicate: {over: dp}}]\n",
                    "optimizer: {sgd: {lr: 0.1}}", {});
   ASSERT_TRUE(frozen) << print_error(frozen.error());
