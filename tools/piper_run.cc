@@ -96,7 +96,7 @@ To test how a job fails and resumes, PIPER_FAULT=KIND@RANK:STEP:PHASE injects a 
 kill@2:5:step or nan@*:3:backward:
   KIND   kill abort segv exit stop hang slow lag error throw disk memory term int hup usr1; within a
          step also nan and flip (of one bit), which corrupt a result
-  PHASE  load step after evaluate copy write commit publish end; within a step forward backward update
+  PHASE  load step after evaluate copy write commit publish back end; within a step forward backward update
 
 All processes of a job need the same flags; paths, --threads and --helper-thread may differ.
 Of several processes, signal that of rank 0: mpirun gives its processes one second before it kills

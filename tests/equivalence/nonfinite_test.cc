@@ -95,6 +95,48 @@ TEST_F(NonFinite, AJobGoesBackAndLeavesOutTheData) {
   }
 }
 
+// On the way back ranks wait for each other as they do when a job begins; a job that is killed
+// there goes on from the same checkpoint.
+TEST_F(NonFinite, TheWayBackMayTakeLongerThanAStep) {
+  compile("pp", kWays[2].text);
+  const std::string flags =
+      "--steps 6 --every 2 --on-nan rollback --most-rollbacks 1 --timeout 1 "
+      "--checkpoint ";
+  const auto [code, output] = run("pp", flags + path("late"), "nan@3:4:backward,slow@1:2:back");
+  EXPECT_EQ(code, 11) << output;
+  EXPECT_NE(output.find("the job has gone back 1 times"), std::string::npos) << output;
+  const auto killed = run("pp", flags + path("killed"), "nan@3:4:backward,kill@1:2:back");
+  EXPECT_NE(killed.first, 11) << killed.second;
+  const auto resumed = run("pp", flags + path("killed") + " --resume " + path("killed"));
+  EXPECT_EQ(resumed.first, 0) << resumed.second;
+  ASSERT_EQ(run("pp", "--steps 6 --checkpoint " + path("whole")).first, 0);
+  EXPECT_TRUE(tensors_of("killed") == tensors_of("whole"));
+}
+
+// What was evaluated before the checkpoint was written is not evaluated again, nor is what the job
+// began with.
+TEST_F(NonFinite, AJobThatGoesBackEvaluatesOnce) {
+  compile("evaluates", kWays[0].text, kTrain, "--eval");
+  std::ofstream(path("valid.bin"), std::ios::binary) << read("text.bin").substr(0, 2000);
+  const auto evaluations = [&](const char* every) {
+    const std::string folder = std::string("evaluates-") + every;
+    const auto [code, output] =
+        run("evaluates",
+            fmt::format("--steps 6 --every {} --on-nan rollback --checkpoint {} --metrics {} "
+                        "--eval-data {}:u8",
+                        every, path(folder), path(folder + ".jsonl"), path("valid.bin")),
+            "nan@1:4:backward");
+    EXPECT_EQ(code, 11) << output;
+    const std::string lines = read(folder + ".jsonl");
+    int count = 0;
+    for (size_t at = 0; (at = lines.find("{\"evaluation\"", at)) != std::string::npos; ++at)
+      ++count;
+    return count;
+  };
+  EXPECT_EQ(evaluations("2"), 1);
+  EXPECT_EQ(evaluations("4"), 0);
+}
+
 // A checkpoint may hold what spoils every step after it. From the second one on that the job gets
 // no further from, it takes the one before.
 TEST_F(NonFinite, ASpoiltCheckpointIsGoneBackFromToTheOneBefore) {

@@ -33,9 +33,9 @@ const std::vector<std::string> kKinds = {"kill", "abort", "segv",  "exit",  "sto
                                          "lag",  "slow",  "error", "throw", "disk", "memory",
                                          "term", "int",   "hup",   "usr1",  "nan",  "flip"};
 const std::vector<std::string> kInside = {"forward", "backward", "update"};
-const std::vector<std::string> kPhases = {"load",   "step",   "forward",  "backward",
-                                          "update", "after",  "evaluate", "copy",
-                                          "write",  "commit", "publish",  "end"};
+const std::vector<std::string> kPhases = {"load",    "step",     "forward", "backward", "update",
+                                          "after",   "evaluate", "copy",    "write",    "commit",
+                                          "publish", "back",     "end"};
 
 bool is_in(const std::vector<std::string>& words, const std::string& word) {
   return std::find(words.begin(), words.end(), word) != words.end();

@@ -17,7 +17,7 @@ namespace piper {
 //
 // KIND: kill, abort, segv, exit, stop, hang, slow, lag, error, throw, disk, memory, term, int, hup,
 // usr1, nan, flip. PHASE: load, step, forward, backward, update, after, evaluate, copy, write,
-// commit, publish, end. STEP counts from 1; of load, evaluate, copy, write, commit, publish and end
+// commit, publish, back, end. STEP counts from 1; of load, evaluate and those from copy on
 // it is the number of steps that are done, which is 0 when a new job loads. A rank or step of * is
 // any. Returns the error of `error`, of `disk`, and of a variable that says none of this; the other
 // kinds do what they say.

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "faults.h"
+
 namespace piper {
 namespace {
 
@@ -148,6 +150,7 @@ Result<int64_t> roll_back(const JobOptions& options, Control& control, Executor&
     if (error.code == ExitCode::kUsage) error.code = ExitCode::kNumeric;
     return error;
   }
+  PIPER_TRY(inject_fault("back", control.rank(), back->step));
   left_out += step + 1 - back->step;
   PIPER_TRY(executor.reload(*back->states, left_out));
   PIPER_TRY(executor.settle());

@@ -347,6 +347,10 @@ Status Steps::judge(const StepMetrics& metrics, Words words) {
 Status Steps::go_back(const StepMetrics& metrics) {
   PIPER_TRY(run_.checkpoints->drain());
   const int64_t tried = metrics.step <= failed_ ? went_to_ : -1;
+  // Some ranks read what they hold sooner than others.
+  run_.control.set_timeout(
+      std::max(run_.options.start_timeout_s, wait_limit(run_.options, longest_s_)));
+  run_.control.activity().store("the way back to a checkpoint", std::memory_order_release);
   PIPER_ASSIGN(const int64_t done, roll_back(run_.options, run_.control, run_.executor,
                                              metrics.step, tried, left_out_));
   failed_ = metrics.step;
@@ -356,7 +360,7 @@ Status Steps::go_back(const StepMetrics& metrics) {
   begun_ = ended_ = done;
   step_was_undone_ = true;
   last_ = false;
-  evaluated_ = -1;
+  evaluated_ = done;  // before it was saved, if at all
   loss_.reset();
   if (run_.control.rank() == 0) {
     std::vector<StepMetrics>& steps = run_.result.steps;

@@ -121,8 +121,11 @@ Status replace_file(const std::string& path, const std::string& text) {
   FILE* const file = std::fopen(built.c_str(), "w");
   if (file == nullptr) return broken();
   const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (const bool closed = std::fclose(file) == 0; !written || !closed) return broken();
-  return std::rename(built.c_str(), path.c_str()) == 0 ? ok_status() : broken();
+  const bool closed = std::fclose(file) == 0;
+  if (written && closed && std::rename(built.c_str(), path.c_str()) == 0) return ok_status();
+  const Error error = broken();
+  std::remove(built.c_str());
+  return error;
 }
 
 }  // namespace
