@@ -7,7 +7,7 @@
 #include "evaluate.h"
 #include "fake_cuda/run_program.h"
 
-namespace piper {
+namespace piper::cuda_attention_test {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
@@ -546,4 +546,4 @@ TEST(CudaAttention, GradientsAreMadeInSlicesOfSamplesOrOfHeads) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::cuda_attention_test

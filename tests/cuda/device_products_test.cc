@@ -8,7 +8,7 @@
 #include "piper/base/float16.h"
 #include "written.h"
 
-namespace piper {
+namespace piper::device_products_test {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
@@ -348,4 +348,4 @@ TEST(Experts, AgreeWithTheCpu) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::device_products_test

@@ -2,7 +2,7 @@
 // that do not depend on how they are cut.
 #include "written.h"
 
-namespace piper {
+namespace piper::device_updates_test {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
@@ -402,4 +402,4 @@ TEST(LossScales, ShrinkGrowAndStayFinite) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::device_updates_test

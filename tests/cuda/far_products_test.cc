@@ -5,7 +5,7 @@
 #include "product_parts.h"
 #include "written.h"
 
-namespace piper {
+namespace piper::far_products_test {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
@@ -156,4 +156,4 @@ TEST(FarProducts, AlongKAreThoseOfTheDefinition) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::far_products_test

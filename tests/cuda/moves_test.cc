@@ -5,7 +5,7 @@
 
 #include "uses_on_host.h"
 
-namespace piper {
+namespace piper::moves_test {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
@@ -428,4 +428,4 @@ TEST(Moves, NumbersAboveTwoToThe31) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::moves_test

@@ -3,7 +3,7 @@
 #include "random_ops.h"
 #include "seed.h"
 
-namespace piper {
+namespace piper::random_kernels_test {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
@@ -46,4 +46,4 @@ TEST_P(RandomKernels, AgreeWithTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomKernels, ::testing::Range(0, packs()));
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::random_kernels_test

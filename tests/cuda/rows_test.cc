@@ -4,7 +4,7 @@
 #include "composed.h"
 #include "piper/base/float16.h"
 
-namespace piper {
+namespace piper::rows_test {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
@@ -516,4 +516,4 @@ TEST(CrossEntropy, OfAPartOfTheClasses) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::rows_test

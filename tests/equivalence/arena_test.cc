@@ -6,7 +6,7 @@
 #include "piper/base/memory.h"
 #include "piper/devices/cpu.h"
 
-namespace piper {
+namespace piper::arena_test {
 namespace {
 
 using namespace jobs;
@@ -197,4 +197,4 @@ INSTANTIATE_TEST_SUITE_P(Library, Arena, ::testing::ValuesIn(library_files()),
                          [](const auto& info) { return identifier(info.param); });
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::arena_test

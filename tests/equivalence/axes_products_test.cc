@@ -4,7 +4,7 @@
 #include "equivalence/jobs.h"
 #include "seed.h"
 
-namespace piper {
+namespace piper::axes_products_test {
 namespace {
 
 using namespace jobs;
@@ -165,4 +165,4 @@ TEST(AxesProducts, CompleteFilesTrainAsOneDeviceDoes) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::axes_products_test

@@ -8,7 +8,7 @@
 #include "equivalence/jobs.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::axis_views_test {
 namespace {
 
 using namespace jobs;
@@ -428,4 +428,4 @@ TEST(AxisViews, WhatIsNoProductIsRefused) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::axis_views_test

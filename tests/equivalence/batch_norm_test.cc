@@ -5,7 +5,7 @@
 #include "piper/base/data.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::batch_norm_test {
 namespace {
 
 using namespace jobs;
@@ -249,4 +249,4 @@ TEST(BatchNorm, TheVerifierKnowsWhoseStatisticItIs) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::batch_norm_test

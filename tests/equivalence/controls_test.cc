@@ -4,7 +4,7 @@
 #include "communicators.h"
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::controls_test {
 namespace {
 
 using namespace jobs;
@@ -186,4 +186,4 @@ TEST(Controls, ClipFactorMatters) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::controls_test

@@ -10,7 +10,7 @@
 #include "piper/inspect/summary.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::copies_test {
 namespace {
 
 using namespace jobs;
@@ -312,4 +312,4 @@ TEST_F(Refused, ACopyThatIsTooNew) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::copies_test

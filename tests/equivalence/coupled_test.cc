@@ -5,7 +5,7 @@
 
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::coupled_test {
 namespace {
 
 using namespace jobs;
@@ -308,4 +308,4 @@ TEST(Replicas, DifferFromLossesOfTheirOwnSamples) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::coupled_test

@@ -4,7 +4,7 @@
 
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::double_test {
 namespace {
 
 using namespace jobs;
@@ -98,4 +98,4 @@ INSTANTIATE_TEST_SUITE_P(Models, Double,
                          [](const auto& info) { return identifier(info.param); });
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::double_test

@@ -7,7 +7,7 @@
 #include "piper/plan/verify.h"
 #include "piper/runtime/data.h"
 
-namespace piper {
+namespace piper::equivalence_draws_test {
 namespace {
 
 using namespace jobs;
@@ -302,4 +302,4 @@ TEST_F(Draws, EqualLayersHaveOneProgram) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::equivalence_draws_test

@@ -5,7 +5,7 @@
 
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::equivalence_test {
 namespace {
 
 using namespace jobs;
@@ -190,4 +190,4 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::equivalence_test

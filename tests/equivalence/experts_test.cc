@@ -6,7 +6,7 @@
 #include "equivalence/random_model.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::experts_test {
 namespace {
 
 // Four tokens of four numbers, each of which goes through some of the experts of "up" and "down".
@@ -370,4 +370,4 @@ TEST(ExpertsControl, OtherAxesAndOtherBlocksAreRefused) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::experts_test

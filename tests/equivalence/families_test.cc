@@ -1,7 +1,7 @@
 // Exports of model families that no rule was written for train as PyTorch's float64 reference does.
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::families_test {
 namespace {
 
 using namespace jobs;
@@ -78,4 +78,4 @@ INSTANTIATE_TEST_SUITE_P(All, Families,
                          [](const auto& info) { return identifier(info.param); });
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::families_test

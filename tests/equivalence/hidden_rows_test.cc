@@ -3,7 +3,7 @@
 #include "equivalence/numbers.h"
 #include "equivalence/random_model.h"
 
-namespace piper {
+namespace piper::hidden_rows_test {
 namespace {
 
 constexpr float kLowest = -3.402823466e38f;
@@ -157,4 +157,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return jobs::identifier(info.param.name); });
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::hidden_rows_test

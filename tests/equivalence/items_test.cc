@@ -8,7 +8,7 @@
 #include "equivalence/jobs.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::items_test {
 namespace {
 
 using namespace jobs;
@@ -506,4 +506,4 @@ TEST(Items, AForwardBeforeItsUpdateIsSeen) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::items_test

@@ -4,7 +4,7 @@
 #include "equivalence/layouts.h"
 #include "mutation/interpreter.h"
 
-namespace piper {
+namespace piper::joined_messages_test {
 namespace {
 
 using namespace jobs;
@@ -222,4 +222,4 @@ TEST(JoinedStreams, NoLayoutDeadlocksOrChangesTheResult) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::joined_messages_test

@@ -4,7 +4,7 @@
 
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::losses_test {
 namespace {
 
 using namespace jobs;
@@ -119,4 +119,4 @@ TEST(Loss, ErrorsStandAtTheName) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::losses_test

@@ -5,7 +5,7 @@
 #include "piper/base/memory.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::offload_test {
 namespace {
 
 using jobs::Shape2;
@@ -172,4 +172,4 @@ TEST(OffloadControls, ACopyLeftOutIsCaught) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::offload_test

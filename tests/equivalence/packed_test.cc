@@ -8,7 +8,7 @@
 #include "piper/devices/cpu.h"
 #include "piper/runtime/data.h"
 
-namespace piper {
+namespace piper::packed_test {
 namespace {
 
 using jobs::Shape2;
@@ -124,4 +124,4 @@ TEST(Packed, OnlyWhereItPays) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::packed_test

@@ -6,7 +6,7 @@
 #include "piper/inspect/summary.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::parts_test {
 namespace {
 
 using namespace jobs;
@@ -372,4 +372,4 @@ TEST(PartsOfRegions, RefuseWhatMixesADim) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::parts_test

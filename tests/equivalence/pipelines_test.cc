@@ -2,7 +2,7 @@
 // single-device plan with the same cut of the batch.
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::pipelines_test {
 namespace {
 
 using namespace jobs;
@@ -203,4 +203,4 @@ INSTANTIATE_TEST_SUITE_P(Models, Pipelines, ::testing::Values("mlp", "gpt-deep")
                          [](const auto& info) { return identifier(info.param); });
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::pipelines_test

@@ -5,7 +5,7 @@
 
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::precision_test {
 namespace {
 
 using namespace jobs;
@@ -312,4 +312,4 @@ TEST(Explain, SaysWhatIsComputedInWhichType) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::precision_test

@@ -22,7 +22,7 @@
 
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::product_test {
 namespace {
 
 using namespace jobs;
@@ -459,4 +459,4 @@ TEST(ProductControl, ComparisonsCanFail) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::product_test

@@ -4,7 +4,7 @@
 #include "equivalence/random_model.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::proved_test {
 namespace {
 
 // A product, an activation, something rare, a product and the mean of squares.
@@ -213,4 +213,4 @@ TEST(ProvedControl, ShapesSayWhichDimIsCut) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::proved_test

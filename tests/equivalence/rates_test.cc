@@ -2,7 +2,7 @@
 // model trains as on one device.
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::rates_test {
 namespace {
 
 using namespace jobs;
@@ -71,4 +71,4 @@ TEST(Rates, AreThoseOfTheFormulaUnderEveryStrategy) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::rates_test

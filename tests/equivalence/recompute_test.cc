@@ -3,7 +3,7 @@
 #include "piper/inspect/summary.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::recompute_test {
 namespace {
 
 using jobs::Shape2;
@@ -208,4 +208,4 @@ TEST(Recompute, AnotherCopyChangesTheResult) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::recompute_test

@@ -2,7 +2,7 @@
 // near what f32 gives and yet not it, in half the bytes.
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::reduce_test {
 namespace {
 
 using namespace jobs;
@@ -288,4 +288,4 @@ TEST(ReduceProduct, TrainsAModelInBf16) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::reduce_test

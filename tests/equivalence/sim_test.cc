@@ -10,7 +10,7 @@
 #include "piper/plan/verify.h"
 #include "seed.h"
 
-namespace piper {
+namespace piper::sim_test {
 namespace {
 
 using namespace jobs;
@@ -508,4 +508,4 @@ INSTANTIATE_TEST_SUITE_P(Planted, SimulatedFaults, testing::ValuesIn(kPlanted),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::sim_test

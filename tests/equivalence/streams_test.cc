@@ -5,7 +5,7 @@
 #include "equivalence/layouts.h"
 #include "mutation/interpreter.h"
 
-namespace piper {
+namespace piper::streams_test {
 namespace {
 
 using layouts::kLayouts;
@@ -157,4 +157,4 @@ TEST(Streams, OfEachHalfOfAPairEndAlike) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::streams_test

@@ -7,7 +7,7 @@
 #include "piper/inspect/summary.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::token_chunks_test {
 namespace {
 
 using namespace jobs;
@@ -545,4 +545,4 @@ TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::token_chunks_test

@@ -4,7 +4,7 @@
 
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::training_info_test {
 namespace {
 
 using namespace jobs;
@@ -229,4 +229,4 @@ TEST(TrainingInfo, WritesNoModelThatWouldBeAnother) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::training_info_test

@@ -6,7 +6,7 @@
 #include "piper/base/data.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::two_versions_test {
 namespace {
 
 using namespace jobs;
@@ -659,4 +659,4 @@ INSTANTIATE_TEST_SUITE_P(TwoVersions, Models, ::testing::Values("mlp", "gpt-deep
                          [](const auto& info) { return identifier(info.param); });
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::two_versions_test

@@ -2,7 +2,7 @@
 #include "equivalence/numbers.h"
 #include "equivalence/random_model.h"
 
-namespace piper {
+namespace piper::uneven_rows_test {
 namespace {
 
 constexpr int64_t kWidth = 4, kClasses = 7;  // which no number of ranks divides
@@ -60,4 +60,4 @@ TEST(UnevenRows, HaveTheRunningSumsOfOneDevice) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::uneven_rows_test

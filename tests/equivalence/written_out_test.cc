@@ -2,7 +2,7 @@
 // cut (tests/data/make_operators.py).
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::written_out_test {
 namespace {
 
 using namespace jobs;
@@ -63,4 +63,4 @@ INSTANTIATE_TEST_SUITE_P(Operators, WrittenOut,
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::written_out_test

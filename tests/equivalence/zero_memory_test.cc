@@ -9,7 +9,7 @@
 #include "piper/inspect/summary.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::zero_memory_test {
 namespace {
 
 using namespace jobs;
@@ -446,4 +446,4 @@ TEST(ZeroVerify, SeesWhatGoesWrongWithParts) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::zero_memory_test

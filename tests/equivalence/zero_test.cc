@@ -2,7 +2,7 @@
 // model trains as on one device with the same cut of the batch.
 #include "equivalence/entries.h"
 
-namespace piper {
+namespace piper::zero_test {
 namespace {
 
 using namespace jobs;
@@ -354,4 +354,4 @@ TEST(ZeroPersist, KeepsSmallParametersWholeAndEveryBit) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::zero_test

@@ -10,7 +10,7 @@
 #include "piper/frontend/import.h"
 #include "piper/ir/ops.h"
 
-namespace piper {
+namespace piper::ops_draws_test {
 namespace {
 
 using test::must;
@@ -383,4 +383,4 @@ TEST(DrawingModels, GradientsAgreeWithDifferences) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::ops_draws_test

@@ -2,7 +2,7 @@
 #include "golden.h"
 #include "piper/planner/compile.h"
 
-namespace piper {
+namespace piper::describe_test {
 namespace {
 
 TEST(Describe, Golden) {
@@ -26,4 +26,4 @@ TEST(Describe, Golden) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::describe_test

@@ -6,7 +6,7 @@
 #include "piper/base/data.h"
 #include "piper/inspect/summary.h"
 
-namespace piper {
+namespace piper::parameters_test {
 namespace {
 
 using namespace jobs;
@@ -290,4 +290,4 @@ TEST(InitialValues, ArriveUnderOneNameAndInOtherTypes) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::parameters_test

@@ -1,7 +1,7 @@
 // Conditions on tags, by what they choose: the layers of a small model whose ops carry two tags.
 #include "equivalence/jobs.h"
 
-namespace piper {
+namespace piper::where_test {
 namespace {
 
 // Of the 5 layers, each with a tag `layer`, the first two also with `early` (1 and 0), those that a
@@ -138,4 +138,4 @@ TEST(Where, ErrorsAreSaid) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::where_test
