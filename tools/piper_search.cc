@@ -139,6 +139,10 @@ Status run(Flags& flags) {
   PIPER_ASSIGN(const auto candidates, Candidates::make());
   options.folder = candidates->path();
   options.progress = show;
+  options.warn = [&options](const Error& error) {
+    fmt::print(stderr, "note: what candidates came to is not kept in '{}': {}\n",
+               quote_control(options.kept), error.message);
+  };
   if (!flags.sweep.empty()) return run_sweep(flags, options);
   PIPER_ASSIGN(Found found, search(options));
   if (!found.tried.front().fits()) return no_fit(found);

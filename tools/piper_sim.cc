@@ -9,6 +9,7 @@
 #include "piper/base/process.h"
 #include "piper/inspect/html.h"
 #include "piper/plan/worlds.h"
+#include "still_at_work.h"
 #include "version.h"
 
 namespace piper {
@@ -60,6 +61,7 @@ Status write_page(const Flags& flags, const MachineFacts& facts, const Timeline&
 
 // Prints, writes and explains what is asked for of one set.
 Status run_one(const Flags& flags, const PlanSet& set) {
+  const StillAtWork at_work("simulates the plans");
   MachineFacts facts;
   PIPER_ASSIGN(const std::unique_ptr<Machine> machine,
                flags.machine.make(set, flags.library, facts));

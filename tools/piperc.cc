@@ -13,6 +13,7 @@
 #include "piper/inspect/picture.h"
 #include "piper/planner/compile.h"
 #include "rampup.h"
+#include "still_at_work.h"
 #include "tolerate.h"
 #include "version.h"
 
@@ -193,12 +194,13 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   flags.compile.oracles = !flags.no_oracles && !flags.output.empty();
   flags.compile.largest_single = flags.oracles ? 0 : kLargestSingle;
   bool dumped = flags.dump.empty();
-  if (!dumped)
-    flags.compile.dump = [&](std::string_view step, const std::function<std::string()>& text) {
-      if (step != flags.dump) return;
-      std::fputs(text().c_str(), stdout);
-      dumped = true;
-    };
+  StillAtWork at_work("reads the model");
+  flags.compile.dump = [&](std::string_view step, const std::function<std::string()>& text) {
+    at_work.now(fmt::format("compiles, '{}' is done", step));
+    if (step != flags.dump) return;
+    std::fputs(text().c_str(), stdout);
+    dumped = true;
+  };
   flags.compile.order = !flags.emit_order.empty();
   flags.compile.absent_values = flags.dry_run;
   auto devices = flags.machine.devices(flags.compile.library);
@@ -219,6 +221,7 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
     const Status emitted = emit_order(flags, std::move(compiled->order));
     if (!emitted) return report(emitted.error());
   }
+  at_work.now("writes, draws or simulates the plans");
   const Status made = make_all(flags, *compiled);
   if (!made) return report(made.error());
   if (flags.output.empty()) return 0;

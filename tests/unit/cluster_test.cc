@@ -156,13 +156,15 @@ TEST(Transfers, MessagesTakeTheLinkThatBothShare) {
   const Cluster cluster = read_text(kTwoByTwo);
   const std::string send = "  0 send args=[0] peer=[1,-1] communicator=2\n";
   const StepCost out = costs_of(cluster, set_of(2, 2, send)).at(0);
-  EXPECT_EQ(cluster.links[static_cast<size_t>(out.link)].name, "out");
+  ASSERT_EQ(out.links.size(), 1u);
+  EXPECT_EQ(cluster.links[static_cast<size_t>(out.links[0].link)].name, "out");
   EXPECT_DOUBLE_EQ(out.latency, 4e-6);
   EXPECT_DOUBLE_EQ(out.wire, kMegabytes4 / 1e9);
   EXPECT_DOUBLE_EQ(out.host, 3e-6);
   EXPECT_EQ(out.origin, CostOrigin::kGuessed);
   const StepCost in = costs_of(cluster, set_of(2, 1, send)).at(0);
-  EXPECT_EQ(cluster.links[static_cast<size_t>(in.link)].name, "in");
+  ASSERT_EQ(in.links.size(), 1u);
+  EXPECT_EQ(cluster.links[static_cast<size_t>(in.links[0].link)].name, "in");
   EXPECT_DOUBLE_EQ(in.wire, kMegabytes4 / 10e9);
 }
 
@@ -176,13 +178,17 @@ TEST(Transfers, SumsInRankOrderExchangeBlocks) {
   ASSERT_EQ(costs.size(), 3u);
   // Of two exchanges a half goes to the other node, and a quarter to the other device of the own.
   // To add them, memory moves all, and the own quarter.
-  EXPECT_DOUBLE_EQ(costs[0].wire, 2 * kMegabytes4 / 2 / 1e9 + kMegabytes4 * 1.25 / 100e9);
+  EXPECT_DOUBLE_EQ(costs[0].wire, 2 * kMegabytes4 / 2 / 1e9);
+  EXPECT_DOUBLE_EQ(costs[0].lane, kMegabytes4 * 1.25 / 100e9);
   EXPECT_DOUBLE_EQ(costs[0].latency, 2 * 4e-6);
-  EXPECT_EQ(costs[0].link, 1);
+  // The half and the quarter are under way together.
+  EXPECT_EQ(costs[0].links, (std::vector<LinkShare>{{0, 0.05}, {1, 1}}));
   // Within a node each gives the other a half, twice, or once.
-  EXPECT_DOUBLE_EQ(costs[1].wire, kMegabytes4 / 10e9 + kMegabytes4 * 1.5 / 100e9);
-  EXPECT_EQ(costs[1].link, 0);
-  EXPECT_DOUBLE_EQ(costs[2].wire, kMegabytes4 / 2 / 10e9 + kMegabytes4 * 1.5 / 100e9);
+  EXPECT_DOUBLE_EQ(costs[1].wire, kMegabytes4 / 10e9);
+  EXPECT_DOUBLE_EQ(costs[1].lane, kMegabytes4 * 1.5 / 100e9);
+  EXPECT_EQ(costs[1].links, (std::vector<LinkShare>{{0, 1}}));
+  EXPECT_DOUBLE_EQ(costs[2].wire, kMegabytes4 / 2 / 10e9);
+  EXPECT_DOUBLE_EQ(costs[2].lane, kMegabytes4 * 1.5 / 100e9);
 }
 
 // In a ring a member sends to one neighbour: levels of one link are no second way.
@@ -202,6 +208,10 @@ TEST(Transfers, FastSumsGoRoundRings) {
   // Three quarters twice, over the ports of both devices of a node. By trees it would be all twice.
   EXPECT_DOUBLE_EQ(costs.at(0).wire, 2 * 0.75 * kMegabytes4 / 2e9);
   EXPECT_DOUBLE_EQ(costs.at(0).latency, 2 * (2 * 1e-6 + 4e-6));
+  // All of it passes the ports within a node, too: in a fifth of the time.
+  ASSERT_EQ(costs.at(0).links.size(), 2u);
+  EXPECT_NEAR(costs.at(0).links[0].share, 0.2, 1e-12);
+  EXPECT_EQ(costs.at(0).links[1], (LinkShare{1, 1}));
 }
 
 // Where a library gathers, three quarters go round a ring over the ports of both devices of a node;
@@ -414,7 +424,7 @@ MeasuredTimes slow_profile() {
     one.name = "all_reduce";
     one.where = "nccl";
     one.bytes = bytes;
-    one.members = 2;
+    one.ranks = {0, 1};
     one.least = 10e-6 + bytes / 5e9;  // half as fast as within a node
     one.median = 1;                   // waiting, mostly
     profile.communication.push_back(one);
@@ -454,11 +464,39 @@ TEST(Profiles, CollectivesLieOnALine) {
   ASSERT_EQ(costs.size(), 2u);
   const double expected = 10e-6 + 2e6 / 5e9;
   EXPECT_EQ(costs[0].origin, CostOrigin::kInterpolated);
-  EXPECT_NEAR(costs[0].latency + costs[0].wire, expected, 0.05 * expected);
+  EXPECT_NEAR(costs[0].latency + costs[0].wire + costs[0].lane, expected, 0.05 * expected);
   // Between nodes the bytes are as much slower than the file says as within them.
   const double within = (1e6 / 5e9) / (1e6 / 10e9 + 1.5e6 / 100e9);
   const double stated = 2 * kMegabytes4 / 2 / 1e9 + kMegabytes4 * 1.25 / 100e9;
-  EXPECT_NEAR(costs[1].wire / stated, within, 0.15 * within);
+  EXPECT_NEAR((costs[1].wire + costs[1].lane) / stated, within, 0.15 * within);
+}
+
+// What two ranks of a node take is not what two of different nodes do; and what threads of one
+// process tell each other says nothing of these.
+TEST(Profiles, AreOfRanksThatAreSpreadAlike) {
+  const Cluster cluster = read_text(kTwoByTwo);
+  MeasuredTimes profile = slow_profile();
+  const auto reduced = [&](int64_t a, int64_t b, const std::vector<int64_t>& ranks,
+                           const char* where) {
+    for (MeasuredTimes::Measured& one : profile.communication)
+      one.ranks = ranks, one.where = where, one.bytes = kMegabytes4;
+    return costs_of(cluster, set_of(a, b, "  0 all_reduce args=[0] group=1 communicator=1\n"), 0,
+                    &profile)
+        .at(0);
+  };
+  const double took = profile.communication[0].least;
+  const StepCost within = reduced(1, 2, {0, 1}, "tcp"), between = reduced(1, 2, {0, 2}, "tcp");
+  EXPECT_EQ(within.origin, CostOrigin::kMeasured);
+  EXPECT_NEAR(within.latency + within.wire + within.lane, took, 1e-12);
+  EXPECT_EQ(between.origin, CostOrigin::kInterpolated);
+  EXPECT_EQ(reduced(1, 2, {0, 1}, "inproc").origin, CostOrigin::kMeasured);
+  std::string apart = kTwoByTwo;
+  apart.replace(apart.find("devices: 2"), 10, "devices: 1");
+  const Cluster far = read_text(apart);
+  const PlanSet set = set_of(1, 2, "  0 all_reduce args=[0] group=1 communicator=1\n");
+  const StepCost guessed = costs_of(far, set, 0, &profile).at(0);
+  EXPECT_EQ(guessed.origin, CostOrigin::kGuessed);
+  EXPECT_EQ(guessed.wire, costs_of(far, set).at(0).wire);
 }
 
 TEST(Profiles, AreOfTheSameKindOfDevice) {

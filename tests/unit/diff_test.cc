@@ -264,6 +264,21 @@ TEST(DiffGates, FailForWhatTheyName) {
   EXPECT_EQ(headline(diff), "old → new: no difference in train, streams");
 }
 
+// A gate on what is not known of one side would pass whatever it costs.
+TEST(DiffGates, FailWhereNothingIsKnown) {
+  Summary silent = base();
+  for (const char* name : {"idle", "step_flops"}) silent.manifest.predictions.erase(name);
+  for (const auto& [before, after] : {std::pair(base(), silent), {silent, base()}}) {
+    Diff diff = compare(before, after);
+    apply_gates(*parse_gates("memory:+5%,time:+5%"), diff);
+    EXPECT_THAT(diff.failed, testing::ElementsAre(HasSubstr("time of one side or both is not "
+                                                            "known")));
+  }
+  Diff same = compare(base(), base());
+  apply_gates(*parse_gates("time:+5%"), same);
+  EXPECT_THAT(same.failed, testing::IsEmpty());
+}
+
 // A device may run out of memory though another one has more.
 TEST(DiffGates, SeeTheMemoryOfEachDevice) {
   const auto grown_by = [](int64_t RoleSummary::*bytes, bool greatest, double factor) {

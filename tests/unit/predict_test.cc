@@ -52,6 +52,34 @@ TEST(Predict, ToolsSayTheSame) {
             run(fmt::format("piper-sim {} --cluster '<h100x8>' --json", plans())).second);
 }
 
+// The model has the same work however it is cut, also where ranks compute the same: all but the
+// rows of two matrices is computed by each of eight ranks here.
+TEST(Predict, WhatRanksComputeAlikeIsNoWorkOfTheModel) {
+  const Folder folder;
+  const std::string cluster = folder.write("cluster.yaml",
+                                           "piper_cluster: 1\n"
+                                           "devices: {d: {target: cpu, flops: {f32: 1 TFLOPS}, "
+                                           "memory: 4 GB, bandwidth: 100 GB/s}}\n"
+                                           "links: {l: {latency: 1 us, bandwidth: 10 GB/s}}\n"
+                                           "nodes: {device: d, devices: 8, link: l}\n");
+  const std::string train = "train: {global_batch: 16, optimizer: {adamw: {lr: 1e-3}}}\n";
+  const auto work_of = [&](const std::string& strategy, double ranks) {
+    const auto [code, text] = run(
+        fmt::format("piperc {}model.onnx {} -o {}/set --force --no-oracles", kSample,
+                    folder.write("strategy.yaml", "piper: 1\n" + strategy + train), folder.path()));
+    EXPECT_EQ(code, 0) << text;
+    const std::string said =
+        run(fmt::format("piper-sim {}/set --cluster {} --json", folder.path(), cluster)).second;
+    return number_behind(said, "\"mfu\": ") * number_behind(said, "\"step_s\": ") * ranks * 1e12;
+  };
+  const double one = work_of("", 1);
+  EXPECT_GT(one, 0);
+  for (const auto& [cut, ranks] :
+       {std::pair("include: <1f1b>\nparams: {stages: 2, microbatches: 4}\n", 2),
+        {"mesh: {tp: 8}\ndirectives:\n  - shard: {match: \"**/fc/*\", dim: 0, over: tp}\n", 8}})
+    EXPECT_NEAR(work_of(cut, ranks), one, 1e-9 * one) << cut;
+}
+
 // A computation does not take the place in memory of gradients that are still being summed: it
 // would wait for them.
 TEST(Predict, ReduceScattersAreBehindComputations) {

@@ -339,6 +339,31 @@ TEST_F(SearchTest, WhatCandidatesCameToIsKept) {
   EXPECT_EQ(print_found(found(one), one), without);
 }
 
+// A folder in which nothing can be written.
+constexpr char kFull[] = "/proc/self/fd";
+
+// What cannot be kept is no refusal of a candidate: the same is found, and it is said once. Where
+// candidates themselves cannot be written, nothing is found.
+TEST_F(SearchTest, AFullDiskLeavesOutNoCandidate) {
+  SearchOptions one = options(2);
+  one.most = 6;
+  const std::string without = print_found(found(one), one);
+  one.kept = kFull;
+  std::string said;
+  one.warn = [&](const Error& error) { said += error.message + "; "; };
+  EXPECT_EQ(print_found(found(one), one), without);
+  EXPECT_TRUE(said.starts_with("cannot write '/proc/self/fd/")) << said;
+  EXPECT_EQ(said.find("; "), said.size() - 2) << said;
+  one.kept.clear();
+  one.folder = kFull;
+  const auto none = search(one);
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code, ExitCode::kStorage);
+  const auto swept = sweep(one, {SweptParam{"", {"1"}, {}}});
+  ASSERT_FALSE(swept);
+  EXPECT_EQ(swept.error().code, ExitCode::kStorage);
+}
+
 TEST_F(SearchTest, SweepsAreTables) {
   SearchOptions one = options(2);
   one.compile.strategy =

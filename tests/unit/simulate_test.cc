@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "piper/inspect/analysis.h"
 #include "piper/planner/lower.h"
@@ -72,6 +73,8 @@ class PlainMachine : public Machine {
  public:
   bool calls = false;
   double host = 0;
+  double sum = 0;                                   // of collectives, once their bytes have moved
+  std::map<int32_t, std::vector<LinkShare>> links;  // by communicator; else all of link 0
   Result<RankCosts> costs_of(const PlanSet& set, int64_t rank) const override {
     const RoleProgram& role =
         set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)])];
@@ -85,7 +88,9 @@ class PlainMachine : public Machine {
       if (one.kind == kSend || one.kind == kRecv || is_collective(one.kind)) {
         cost.latency = 0.5;
         cost.wire = 2;
-        cost.link = 0;
+        const auto known = links.find(one.communicator);
+        cost.links = known == links.end() ? std::vector<LinkShare>{{0, 1}} : known->second;
+        if (is_collective(one.kind)) cost.lane = sum;
       }
     }
     return costs;
@@ -140,6 +145,27 @@ TEST(Simulate, LinksAreShared) {
   // One alone until 1.5, both until 3.5, the other one alone until 4.5.
   EXPECT_EQ(times_of(late, machine, 1), "recv of 0@0-3.5");
   EXPECT_EQ(times_of(late, machine, 2), "recv of 1@1-4.5");
+}
+
+// What passes two links takes its share of each: a port that is asked for more than it has slows
+// down all that pass it, and one that is not slows down none.
+TEST(Simulate, TransfersTakeSharesOfSeveralLinks) {
+  const std::vector<Instruction> both{other(kAllReduce, 0, 0), other(kAllReduce, 1, 1)};
+  const PlanSet set = plans_of({both, both});
+  PlainMachine machine;
+  machine.links = {{0, {{0, 1}}}, {1, {{0, 0.5}, {1, 1}}}};
+  // One and a half times what the port has, until both end.
+  EXPECT_EQ(times_of(set, machine, 0), "all_reduce@0-3.5 all_reduce@0-3.5");
+  machine.links = {{0, {{0, 0.5}, {2, 1}}}, {1, {{0, 0.5}, {1, 1}}}};
+  EXPECT_EQ(times_of(set, machine, 0), "all_reduce@0-2.5 all_reduce@0-2.5");
+}
+
+// What a device adds up when all has come does not share the link with what moves then.
+TEST(Simulate, SumsAreNotOnTheWire) {
+  const std::vector<Instruction> both{other(kAllReduce, 0, 0), other(kAllReduce, 1, 1)};
+  PlainMachine machine;
+  machine.sum = 1;
+  EXPECT_EQ(times_of(plans_of({both, both}), machine, 0), "all_reduce@0-5.5 all_reduce@0-5.5");
 }
 
 // What comes and what goes do not share; operations of one communicator follow each other.
@@ -259,6 +285,23 @@ TEST(Simulate, IdleTimeHasReasons) {
   EXPECT_EQ(why(0, 12), "error: 12 s is not within the 11.5 s that are simulated\n");
 }
 
+// Roles that each can be read, and do not go together, are no reason to stop.
+TEST(Simulate, RolesThatDisagreeAreNamed) {
+  PlanSet set = plans_of({{compute(TaskPass::kF, 0)}, {compute(TaskPass::kF, 0)}});
+  const auto said = [&] {
+    const auto report = report_step(set, PlainMachine());
+    return report ? "none" : report.error().message;
+  };
+  EXPECT_EQ(said(), "none");
+  set.roles[0].steps_ahead = 1;
+  EXPECT_EQ(said(),
+            "the plans do not belong together: some overlap 1 steps and have 0 outer updates, "
+            "others 0 and 0");
+  set.roles[0].steps_ahead = 0;
+  set.roles[0].outer_updates.push_back({.every = 2, .instructions = {compute(TaskPass::kU, 0)}});
+  EXPECT_NE(said(), "none");
+}
+
 // All of a device's time is accounted for, and what is hidden is not exposed.
 TEST(Simulate, ReportsAddUp) {
   const PlanSet set = plans_of({{compute(TaskPass::kF, 0), other(kAllReduce, 1, 0),
@@ -291,6 +334,22 @@ TEST(Simulate, ReportsAddUp) {
   for (const Sensitivity& one : *off)
     kinds += fmt::format("{} {:+.3f} ", kCostKinds[static_cast<size_t>(one.kind)], one.more);
   EXPECT_EQ(kinds, "computations +0.025 collectives +0.062 host +0.013 ");
+}
+
+// Of messages that one rank hides and another one does not, those that are not hidden are told,
+// with their own time.
+TEST(Simulate, WhatIsExposedIsOfOneRank) {
+  std::vector<Instruction> hides{message(kRecv, 1, 0, 1), message(kRecv, 1, 0, 1)};
+  for (int32_t micro = 0; micro < 6; ++micro) hides.push_back(compute(TaskPass::kF, micro));
+  const PlanSet set = plans_of({hides,
+                                {message(kSend, 0, 0, 1), message(kSend, 0, 0, 1)},
+                                {message(kRecv, 3, 1, 1), behind(compute(TaskPass::kF, 0), {0})},
+                                {message(kSend, 2, 1, 1)}});
+  const auto report = report_step(set, PlainMachine());
+  ASSERT_TRUE(report);
+  ASSERT_EQ(report->moved.size(), 1u);
+  EXPECT_GT(report->moved[0].exposed, 0);
+  EXPECT_NEAR(report->moved[0].moving, report->moved[0].exposed, 1e-9);
 }
 
 // An evaluation is simulated by itself, and is no part of a step.

@@ -79,14 +79,16 @@ Result<Cluster> read_cluster(const std::string& name, const std::vector<std::str
 // Holds what `piper-run --profile` has measured (formats/profile.md), in seconds.
 struct MeasuredTimes {
   std::string path, target, device;
-  double step = 0;             // the median
-  std::optional<double> host;  // of each instruction; nothing: devices were behind all the time
+  std::vector<std::string> notes;  // what whoever reads it should know of how it was measured
+  double step = 0;                 // the median
+  std::optional<double> host;      // of each instruction; nothing: devices were behind all the time
   bool helper = false;
   // Says what ran; of programs `work` is as print_passes has it.
   struct Measured {
     std::string name;   // a digest, or the kind of instruction
     std::string where;  // the link, or between what
-    double bytes = 0, members = 0;
+    double bytes = 0;
+    std::vector<int64_t> ranks;  // of a group that communicated: the first one of those alike
     bool fast = false;
     double median = 0, least = 0;
     std::vector<PassWork> work;

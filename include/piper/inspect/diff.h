@@ -40,6 +40,7 @@ struct Diff {
   std::vector<DiffSection> sections;  // that differ, the most important first
   std::vector<std::string> failed;    // what --fail-on found: "memory grew by 7.1 %, more than 5 %"
   std::vector<std::string> only;      // sections that were kept; empty: all
+  std::vector<std::string> unknown;   // sections that nothing is known of, on one side or both
   bool same() const { return sections.empty(); }
   const DiffSection* find(std::string_view section) const;
 };
@@ -59,6 +60,7 @@ struct DiffGate {
 };
 // Error (kUsage): no number, or a limit of a section that has no measure.
 Result<std::vector<DiffGate>> parse_gates(std::string_view text);
+// A gate on what is not known fails.
 void apply_gates(const std::vector<DiffGate>& gates, Diff& diff);
 
 std::string headline(const Diff& diff);  // one line

@@ -8,7 +8,8 @@
 // A device does one computation at a time, whichever lane it is on, in issue order among those that
 // can begin. The two halves of an overlapped pair begin together and share the device in proportion
 // to their work, so they end together unless one waits: the other then has all of the device.
-// Messages and collectives that move at one time over one link of a rank share it equally.
+// Messages and collectives that move at one time over one link of a rank share it: where together
+// they would take more than all of it, all get slower by the same factor.
 #pragma once
 
 #include <memory>
@@ -27,14 +28,23 @@ enum class CostOrigin : uint8_t {
 inline constexpr std::array<const char*, 4> kCostOrigins = {"stated", "measured", "interpolated",
                                                             "guessed"};
 
+// Says that bytes pass one of the rank's links, counted from 0, and which share of it they take
+// while they move as fast as they can by themselves: 1 of the slowest one.
+struct LinkShare {
+  int32_t link = 0;
+  double share = 1;
+  bool operator==(const LinkShare&) const = default;
+};
 // Holds what an instruction takes by itself: in seconds, or all in one other unit.
 struct StepCost {
-  double device = 0;   // kCompute: of the device
-  double lane = 0;     // all others: of its lane; of a message, what its call holds up
-  double latency = 0;  // messages and collectives: until bytes move
-  double wire = 0;     // … and until all have moved, where nothing shares the link
-  int32_t link = -1;   // which one of the rank's links, from 0; -1: one that nothing shares
-  double host = 0;     // until the host has issued it, behind the instruction before it
+  double device = 0;  // kCompute: of the device
+  // All others: of its lane; of a message, what its call holds up; of a collective, what its lane
+  // takes once all bytes have moved.
+  double lane = 0;
+  double latency = 0;            // messages and collectives: until bytes move
+  double wire = 0;               // … and until all have moved, where nothing shares the link
+  std::vector<LinkShare> links;  // of the rank; none: nothing shares the way
+  double host = 0;               // until the host has issued it, behind the instruction before it
   CostOrigin origin = CostOrigin::kGuessed;
   bool operator==(const StepCost&) const = default;
 };

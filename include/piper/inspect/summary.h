@@ -143,8 +143,9 @@ struct Summary {
   int64_t ranks() const;
 };
 
-// Requires roles that check_role accepts, of ops of the table.
-Summary summarise(const PlanSet& set);
+// Requires roles that check_role accepts, of ops of the table. `digests`: whether roles get theirs,
+// by which a diff tells equal ones.
+Summary summarise(const PlanSet& set, bool digests = true);
 // Summarises the set in a directory, read role by role; roles whose digests `known` has are taken
 // from there. Errors: as those of read_plan_set, but rank files are not looked at; an op whose
 // FLOPs are unknown.

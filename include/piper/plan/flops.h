@@ -28,10 +28,9 @@ Result<double> program_flops(const Program& program);
 // Returns the FLOPs by program of the role.
 Result<std::vector<double>> program_flops(const RoleProgram& role);
 
-// Returns the FLOPs of the model that a rank computes in a step: of forwards, and twice as many for
-// backwards (Chowdhery et al., PaLM, 2022, appendix B). What runs again for a backward is no part
-// of it.
-Result<double> model_flops(const RoleProgram& role);
+// Returns the FLOPs of the model in a step, as the compiler has counted them before it cut the
+// model; 0: the manifest does not say.
+double model_flops(const Manifest& manifest);
 
 // Returns the type of the operands of most products of the model, by FLOPs: the type whose peak the
 // rank's device has for them. f32 if there are none.

@@ -8,6 +8,11 @@ namespace piper {
 // Returns the FLOPs of an op; 0: it has no cost, or the graph's ops do not know it.
 double flops_of(const Graph& graph, const Node& node);
 
+// Returns the FLOPs of the model in a step, of the graph of one device with the whole batch: of
+// forwards, and twice as many for backwards (Chowdhery et al., PaLM, 2022, appendix B). What runs
+// again for a backward is no part of it, nor what several ranks compute alike.
+double model_flops(const Graph& step);
+
 struct ChunkCost {
   double flops = 0;  // of one microbatch
   // Forward chunks: what their region's backward reads of the forward, a microbatch.

@@ -66,6 +66,8 @@ struct SearchOptions {
   // Called with each candidate that was tried, in their order, by one thread at a time; may be
   // empty.
   std::function<void(const struct Tried&, int64_t number)> progress;
+  // Called once, by any thread, if nothing can be kept; may be empty.
+  std::function<void(const Error&)> warn;
 };
 
 struct Tried {
@@ -86,7 +88,7 @@ struct Found {
   bool ended = true;  // no neighbour of the best is better; else `most` was reached
 };
 // Errors: nothing can be tried (the model or the user's file is wrong; ranks that the cluster
-// lacks; an unknown fixed name or value).
+// lacks; an unknown fixed name or value); kStorage: the system refused what a candidate needs.
 Result<Found> search(const SearchOptions& options);
 
 // Lists params of the user's file, and the values of each, as a file has them:

@@ -147,8 +147,8 @@ struct JobResult {
   std::vector<NamedTensor> parameters;
   std::vector<RankTrace> traces;
   int64_t taken_bytes = 0;  // of a device, by the backend of the rank that has taken most
-  // What print_profile says; of rank 0 only. Empty: not asked for, or no step was timed.
-  std::string profile;
+  // What print_profile and busy_note say, of rank 0 only. Empty: not asked for, or nothing to say.
+  std::string profile, profile_note;
   bool interrupted = false, reached_target = false;
   bool lost = false;  // some rank has lost data or a checkpoint: the job ends early, on all ranks
   bool goes_on = false;  // JobOptions::on_end was called, on all ranks

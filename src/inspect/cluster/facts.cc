@@ -54,9 +54,11 @@ MachineFacts facts_of(const Cluster& cluster, const PlanSet& set, const Measured
       facts.memory = memory, facts.peak_bytes = peak;
     facts.peak_flops += device.flops[static_cast<size_t>(types[role])];
   }
-  if (profile)
+  if (profile) {
+    facts.notes = profile->notes;
     if (auto note = faster_than_peak(cluster.device_of(0), *profile))
       facts.notes.push_back(*std::move(note));
+  }
   return facts;
 }
 

@@ -135,24 +135,25 @@ TransferTimes::TransferTimes(const Cluster& cluster, const Topology& topology,
   if (!profile) return;
   std::map<std::string, std::pair<std::vector<std::vector<double>>, std::vector<double>>> points;
   for (const MeasuredTimes::Measured& one : profile->communication) {
+    if (one.ranks.empty() || one.ranks.back() >= topology.ranks()) continue;
+    Spread spread = topology.spread_of(one.ranks);
+    // What threads of one process told each other says nothing of links between nodes.
+    const bool in_process = one.where == "inproc" || one.where == "device";
+    if (in_process && spread.levels.size() > 1) continue;
+    const auto& [measured, spread_here] = known_.emplace_back(&one, std::move(spread));
     const InstructionDef* const kind = find_instruction_by_word(one.name);
-    const auto members = static_cast<int64_t>(one.members);
-    if (!kind || kind->kind == InstructionKind::kSend || members < 2 || members > topology.ranks())
-      continue;
-    // The first ranks stand for those that were measured.
-    std::vector<int64_t> ranks;
-    for (int64_t rank = 0; rank < members; ++rank) ranks.push_back(rank);
+    if (!kind || kind->kind == InstructionKind::kSend) continue;
     Instruction like;
     like.kind = kind->kind;
     like.fast = one.fast;
-    const Way way = plain(topology.spread_of(ranks), cluster.devices[at(topology.device_of(0))],
-                          like, one.bytes);
+    const ClusterDevice& device = cluster.devices[at(topology.device_of(one.ranks[0]))];
+    const Way way = plain(spread_here, device, like, one.bytes);
     for (const std::string& key : {std::string(), one.name}) {
-      points[key].first.push_back({way.latency, way.wire});
+      points[key].first.push_back({way.latency, way.wire, way.sum});
       points[key].second.push_back(one.least);
     }
   }
-  const Line one{1, 1};
+  const Line one{1, 1, 1};
   for (const auto& [kind, table] : points)  // that of all is first
     lines_[kind] =
         fit_factors(table.first, table.second, kind.empty() ? one : lines_[""], kClockOff);
@@ -169,13 +170,13 @@ TransferTimes::Time TransferTimes::of(const Spread& spread, const ClusterDevice&
   Time time{plain(spread, device, one, bytes)};
   if (!profile_) return time;
   const std::string word = to_string(one.kind);
-  for (const MeasuredTimes::Measured& known : profile_->communication)
-    if (known.name == word && known.bytes == bytes && known.fast == one.fast &&
-        known.members == static_cast<double>(spread.members)) {
-      const double all = time.way.latency + time.way.wire;
-      const double scale = all > 0 ? known.least / all : 0;
-      time.way.latency = all > 0 ? time.way.latency * scale : known.least;
+  for (const auto& [known, known_spread] : known_)
+    if (known->name == word && known->bytes == bytes && known->fast == one.fast &&
+        known_spread == spread) {
+      const double all = time.way.total(), scale = all > 0 ? known->least / all : 0;
+      time.way.latency = all > 0 ? time.way.latency * scale : known->least;
       time.way.wire *= scale;
+      time.way.sum *= scale;
       time.origin = CostOrigin::kMeasured;
       return time;
     }
@@ -184,6 +185,7 @@ TransferTimes::Time TransferTimes::of(const Spread& spread, const ClusterDevice&
   const Line& line = own == lines_.end() ? any->second : own->second;
   time.way.latency *= line[0];
   time.way.wire *= line[1];
+  time.way.sum *= line[2];
   time.origin = CostOrigin::kInterpolated;
   return time;
 }

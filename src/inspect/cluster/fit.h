@@ -42,8 +42,8 @@ class ProgramTimes {
   double least_ = 1;  // of what full rates give: a device may be faster than its file says
 };
 
-// Gives times of messages and collectives: measured at this size, else on a line through those of
-// the kind, else of all kinds.
+// Gives times of messages and collectives: measured at this size between ranks that are spread
+// alike, else on a line through those of the kind, else of all kinds.
 class TransferTimes {
  public:
   TransferTimes(const Cluster& cluster, const Topology& topology, const MeasuredTimes* profile);
@@ -61,14 +61,21 @@ class TransferTimes {
   KnownTime prepared(const ClusterDevice& device, double bytes) const;
 
  private:
-  using Line = std::vector<double>;  // factors of latency and wire
+  using Line = std::vector<double>;  // factors of latency, wire and sum
   Way plain(const Spread& spread, const ClusterDevice& device, const Instruction& one,
             double bytes) const;
   KnownTime local_of(std::string_view kind, std::string_view where, double bytes,
                      double otherwise) const;
 
+  // Holds a measured message or collective, with how its ranks are spread here.
+  struct Known {
+    const MeasuredTimes::Measured* measured = nullptr;
+    Spread spread;
+  };
+
   const Cluster& cluster_;
   const MeasuredTimes* profile_;
+  std::vector<Known> known_;
   std::map<std::string, Line> lines_;  // by kind; "": of all
 };
 

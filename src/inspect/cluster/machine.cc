@@ -141,9 +141,10 @@ class ClusterMachine : public Machine {
     cost.origin = time.origin;
     if (is_message && lanes != Lanes::kStreams && spread.levels.size() == 1)
       return copied_message(cost, one, time.way, bytes);
+    cost.lane = time.way.sum;
     cost.latency = time.way.latency;
     cost.wire = time.way.wire;
-    cost.link = time.way.link;
+    cost.links = time.way.links;
     return cost;
   }
   // Returns the members of its group, or the two ends of a message.
@@ -160,7 +161,7 @@ class ClusterMachine : public Machine {
   StepCost copied_message(StepCost cost, const Instruction& one, const Way& way,
                           double bytes) const {
     if (one.kind == InstructionKind::kRecv) {
-      cost.lane = way.latency + way.wire;
+      cost.lane = way.total();
       return cost;
     }
     const KnownTime known = transfers_.send(bytes);

@@ -48,11 +48,10 @@ class ClusterCosts : public DeviceCosts {
   double message_seconds(int64_t from, int64_t to, double bytes) const override {
     Instruction send;
     send.kind = InstructionKind::kSend;
-    const Way way = transfers_
-                        .of(topology_.spread_of(std::array{from, to}),
-                            cluster_.devices[at(topology_.device_of(from))], send, bytes)
-                        .way;
-    return way.latency + way.wire;
+    return transfers_
+        .of(topology_.spread_of(std::array{from, to}),
+            cluster_.devices[at(topology_.device_of(from))], send, bytes)
+        .way.total();
   }
 
  private:

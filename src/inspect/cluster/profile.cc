@@ -22,15 +22,17 @@ class ProfileReader {
     if (!version)
       return fail(SourceSpan{path}, "this is no profile: it has no 'piper_profile'")
           .with_note("help: 'piper-run PLANS --profile FILE' writes one");
-    if (version->value.text != "2")
+    if (version->value.text != "3")
       return fail(version->value.at, "version {} of profiles is not supported",
                   yaml::shown(version->value.text))
-          .with_note("help: this program reads version 2; 'piper-run PLANS --profile' writes it");
+          .with_note("help: this program reads version 3; 'piper-run PLANS --profile' writes it");
     PIPER_ASSIGN(out_.target, text_of(root, "target"));
     PIPER_ASSIGN(const Node* device, map_of(root, "device"));
     PIPER_ASSIGN(out_.device, text_of(*device, "name"));
     PIPER_ASSIGN(const double helpers, number_of(*device, "helpers"));
     out_.helper = helpers > 0;
+    PIPER_ASSIGN(const Node* notes, value_of(root, "notes", Node::Kind::kList, "a list"));
+    for (const Node& note : notes->items) out_.notes.push_back(quote_control(note.text));
     PIPER_ASSIGN(const Node* step, map_of(root, "step"));
     PIPER_ASSIGN(out_.step, number_of(*step, "median_us", kMicro));
     PIPER_ASSIGN(const Node* host, map_of(root, "host"));
@@ -62,12 +64,16 @@ class ProfileReader {
   }
   static Result<double> number_of(const Node& map, std::string_view key, double unit = 1) {
     PIPER_ASSIGN(const Node* node, value_of(map, key, Node::Kind::kScalar, "a number"));
-    double number = 0;
-    const char* const end = node->text.data() + node->text.size();
-    const auto [at, problem] = std::from_chars(node->text.data(), end, number);
-    if (problem != std::errc() || at != end || !std::isfinite(number) || number < 0)
-      return fail(node->at, "'{}' must be a number from 0 on, not {}", key, yaml::found(*node));
+    PIPER_ASSIGN(const double number, number_in(*node, key));
     return number * unit;
+  }
+  static Result<double> number_in(const Node& node, std::string_view key) {
+    double number = 0;
+    const char* const end = node.text.data() + node.text.size();
+    const auto [at, problem] = std::from_chars(node.text.data(), end, number);
+    if (problem != std::errc() || at != end || !std::isfinite(number) || number < 0)
+      return fail(node.at, "'{}' must be a number from 0 on, not {}", key, yaml::found(node));
+    return number;
   }
 
   // Entries that never ran are left out.
@@ -93,7 +99,7 @@ class ProfileReader {
         PIPER_TRY(check_program(node, one.name, known));
         PIPER_TRY(read_work(node, one, passes));
       } else {
-        PIPER_TRY(read_transfer(node, one));
+        PIPER_TRY(read_transfer(node, std::string_view(table) == "communication", one));
       }
     }
     return ok_status();
@@ -126,16 +132,27 @@ class ProfileReader {
     }
     return ok_status();
   }
-  static Status read_transfer(const Node& node, MeasuredTimes::Measured& one) {
+  static Status read_ranks(const Node& node, MeasuredTimes::Measured& one) {
+    constexpr double kMost = 1 << 24;
+    PIPER_ASSIGN(const Node* list, value_of(node, "ranks", Node::Kind::kList, "a list"));
+    for (const Node& item : list->items) {
+      PIPER_ASSIGN(const double rank, number_in(item, "ranks"));
+      const double least = one.ranks.empty() ? 0 : static_cast<double>(one.ranks.back()) + 1;
+      if (rank < least || rank > kMost || rank != std::floor(rank))
+        return fail(item.at, "'ranks' must be whole numbers, each more than the one before, not {}",
+                    yaml::found(item));
+      one.ranks.push_back(static_cast<int64_t>(rank));
+    }
+    if (one.ranks.size() < 2) return fail(list->at, "'ranks' must be two or more");
+    return ok_status();
+  }
+  static Status read_transfer(const Node& node, bool has_ranks, MeasuredTimes::Measured& one) {
     PIPER_ASSIGN(one.bytes, number_of(node, "bytes"));
     if (!find_instruction_by_word(one.name) && one.name != "prepared")
       return fail(node.find("kind")->value.at, "there is no kind of instruction {}",
                   yaml::shown(one.name));
-    if (const yaml::Entry* const members = node.find("members")) {
-      PIPER_ASSIGN(one.members, number_of(node, "members"));
-      if (one.members < 2 || one.members != std::floor(one.members))
-        return fail(members->value.at, "'members' must be a whole number from 2 on, not {}",
-                    yaml::found(members->value));
+    if (has_ranks) {
+      PIPER_TRY(read_ranks(node, one));
       PIPER_ASSIGN(one.where, text_of(node, "link"));
     } else {
       PIPER_ASSIGN(one.where, text_of(node, "where"));

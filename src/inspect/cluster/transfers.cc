@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 namespace piper::cluster {
 namespace {
@@ -20,14 +21,11 @@ class Ports {
     seconds_[at(link)] += bytes / cluster_.links[at(link)].bandwidth;
     latency_ = std::max(latency_, cluster_.links[at(link)].latency);
   }
-  // Returns the slowest of them: all move at one time.
-  Way slowest() const {
-    Way way{latency_};
+  // All move at one time: as long as over the slowest of them.
+  Way way() const {
+    Way way{latency_, std::ranges::max(seconds_)};
     for (size_t l = 0; l < seconds_.size(); ++l)
-      if (seconds_[l] > way.wire) {
-        way.wire = seconds_[l];
-        way.link = static_cast<int32_t>(l);
-      }
+      if (seconds_[l] > 0) way.links.push_back({static_cast<int32_t>(l), seconds_[l] / way.wire});
     return way;
   }
 
@@ -47,27 +45,28 @@ Way exchange(const Cluster& cluster, const Spread& group, double bytes) {
     ports.add(level.link, bytes * static_cast<double>(level.most - below) / members);
     below = level.least;
   }
-  return ports.slowest();
+  return ports.way();
 }
 
 // `bytes` pass each place of a ring. Members of one unit go round in rings of their own, each with
 // the port of another member to leave it.
 Way ring(const Cluster& cluster, const Spread& group, double bytes, double rounds) {
+  std::map<int32_t, double> seconds;  // by link; of one of several levels those of the slowest
   Way way;
   int64_t units = group.members, least = 1;
   for (const Spread::Level& level : group.levels) {
     if (units > level.units) {
       const ClusterLink& link = cluster.links[at(level.link)];
       const double wire = bytes / (static_cast<double>(least) * link.bandwidth);
-      if (wire > way.wire) {
-        way.wire = wire;
-        way.link = level.link;
-      }
+      way.wire = std::max(way.wire, wire);
+      seconds[level.link] = std::max(seconds[level.link], wire);
       way.latency += rounds * static_cast<double>(units - level.units) * link.latency;
     }
     units = level.units;
     least = level.least;
   }
+  for (const auto& [link, wire] : seconds)
+    if (wire > 0) way.links.push_back({link, wire / way.wire});
   return way;
 }
 
@@ -92,8 +91,8 @@ Way neighbours(const Cluster& cluster, const Spread& group, double bytes) {
     if (units > level.units) {
       Ports port(cluster);
       port.add(level.link, bytes);
-      const Way way = port.slowest();
-      if (way.latency + way.wire > slowest.latency + slowest.wire) slowest = way;
+      Way way = port.way();
+      if (way.total() > slowest.total()) slowest = std::move(way);
     }
     units = level.units;
   }
@@ -106,7 +105,7 @@ Way fast_sum(const Cluster& cluster, const Spread& group, InstructionKind kind, 
   const double part = bytes * (members - 1) / members;
   if (kind == InstructionKind::kReduceScatter) return ring(cluster, group, part, 1);
   const Way a = ring(cluster, group, 2 * part, 2), b = trees(cluster, group, bytes);
-  return a.latency + a.wire <= b.latency + b.wire ? a : b;
+  return a.total() <= b.total() ? a : b;
 }
 
 }  // namespace
@@ -146,8 +145,7 @@ Way collective_way(const Cluster& cluster, const Spread& group, const ClusterDev
   Way way = exchange(cluster, group, moved_bytes(kind, bytes, members) / others);
   if (kind == InstructionKind::kAllReduce) way.latency *= 2;
   // Sums read a part of each member and write one.
-  if (info(kind).adds)
-    way.wire += bytes * (1 + 1 / members) / (device.bandwidth * device.of_memory);
+  if (info(kind).adds) way.sum = bytes * (1 + 1 / members) / (device.bandwidth * device.of_memory);
   return way;
 }
 

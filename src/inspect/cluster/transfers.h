@@ -5,10 +5,12 @@
 
 namespace piper::cluster {
 
-// Holds how long bytes are under way, and on which link.
+// Holds how long bytes are under way, and on which links.
 struct Way {
   double latency = 0, wire = 0;
-  int32_t link = -1;
+  double sum = 0;  // what the device takes to add what has come
+  std::vector<LinkShare> links;
+  double total() const { return latency + wire + sum; }
 };
 Way message_way(const Cluster& cluster, const Spread& pair, double bytes);
 // Of collectives; `bytes` as bytes_through gives them. Sums that are not `fast` exchange blocks and

@@ -96,6 +96,7 @@ Diff compare(const Summary& before, const Summary& after) {
     SectionChanges section;
     section.name = def.name;
     def.compare(match, section);
+    if (!section.known) diff.unknown.push_back(section.name);
     if (!section.changes.empty()) diff.sections.push_back(std::move(section));
   }
   compare_rest(match, diff);
@@ -144,6 +145,9 @@ std::optional<std::string> growth_of(const DiffGate& gate, const std::string& wh
 
 void apply_gates(const std::vector<DiffGate>& gates, Diff& diff) {
   for (const DiffGate& gate : gates) {
+    if (std::ranges::count(diff.unknown, gate.section) > 0)
+      diff.failed.push_back(fmt::format(
+          "{} of one side or both is not known: --cluster or --costs predicts it", gate.section));
     const DiffSection* section = diff.find(gate.section);
     if (!section) continue;
     if (!gate.percent) {

@@ -149,7 +149,8 @@ void compare_time(const SetMatch& match, SectionChanges& section) {
     section.summary = measure_text("a step takes", *section.measure);
     return;
   }
-  if (!known("idle") || !known("step_flops")) return;
+  section.known = known("idle") && known("step_flops");
+  if (!section.known) return;
   add_number(section, "", "length of a step", was.at("step_flops"), is.at("step_flops"),
              DiffUnit::kFlops);
   add_text(section, "", "idle", share_text(was.at("idle")), share_text(is.at("idle")));

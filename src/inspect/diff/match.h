@@ -75,6 +75,7 @@ std::map<std::string, StreamUse> stream_uses(const Summary& set);
 // values.
 struct SectionChanges : DiffSection {
   std::map<std::tuple<std::string, DiffValue, DiffValue>, size_t> by_value;
+  bool known = true;  // false: there is nothing to compare
 };
 
 // Appends a change, or joins it with one that changes alike elsewhere.

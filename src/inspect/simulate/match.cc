@@ -14,10 +14,29 @@ class Matcher {
   Matcher(const PlanSet& set, const Machine& machine, Timeline& out, Matched& all)
       : set_(set), machine_(machine), out_(out), rows_(all.rows), transfers_(all.transfers) {}
 
-  Status run(int32_t steps) { return make_rows(steps); }
+  Status run(int32_t steps) {
+    PIPER_TRY(check_roles());
+    return make_rows(steps);
+  }
   size_t ports() const { return port_of_.size(); }
 
  private:
+  // What a reader of one role cannot see, and the verifier is not asked about here.
+  Status check_roles() const {
+    const RoleProgram& first = set_.roles[0];
+    for (const RoleProgram& role : set_.roles)
+      if (role.steps_ahead != first.steps_ahead ||
+          role.outer_updates.size() != first.outer_updates.size())
+        return fail(
+                   "the plans do not belong together: some overlap {} steps and have {} outer "
+                   "updates, others {} and {}",
+                   first.steps_ahead, first.outer_updates.size(), role.steps_ahead,
+                   role.outer_updates.size())
+            .with_note("help: piper-verify says what is wrong with the plans")
+            .with_code(ExitCode::kPlan);
+    return ok_status();
+  }
+
   // ---- Rows: a rank of those that do the same ----
   Status make_rows(int32_t steps) {
     PIPER_ASSIGN(const std::vector<int64_t> same, same_ranks());
@@ -148,10 +167,11 @@ class Matcher {
     for (const int direction : {0, 1}) occupy(meeting, index, step.cost, direction);
   }
   void occupy(Transfer& transfer, int32_t row, const StepCost& cost, int direction) {
-    if (cost.link < 0) return;
-    const auto [port, is_new] = port_of_.try_emplace(std::tuple(row, cost.link, direction), 0);
-    if (is_new) port->second = static_cast<int32_t>(port_of_.size()) - 1;
-    transfer.ports.push_back(port->second);
+    for (const auto& [link, share] : cost.links) {
+      const auto [port, is_new] = port_of_.try_emplace(std::tuple(row, link, direction), 0);
+      if (is_new) port->second = static_cast<int32_t>(port_of_.size()) - 1;
+      transfer.ports.push_back({port->second, share});
+    }
   }
 
   const PlanSet& set_;

@@ -44,6 +44,14 @@ int64_t sent_in(const PlanSet& set, size_t update) {
   return bytes;
 }
 
+// Nothing: the FLOPs of the model, the peaks or the time are not known.
+std::optional<double> mfu_of(const PlanSet& set, const StepReport& report,
+                             const MachineFacts& facts) {
+  const double flops = model_flops(set.manifest);
+  if (flops <= 0 || facts.peak_flops <= 0 || report.average <= 0) return std::nullopt;
+  return flops / report.average / facts.peak_flops;
+}
+
 void print_outer(const PlanSet& set, const StepReport& report, Lines& lines) {
   for (size_t u = 0; u < report.outer.size(); ++u) {
     const auto& [every, offset, instructions] = set.roles[0].outer_updates[u];
@@ -78,9 +86,8 @@ void print_head(const PlanSet& set, const StepReport& report, const MachineFacts
                         "step is {:.3f} x that",
                         report.bound > 0 ? report.step / report.bound : 0));
   lines.add("idle", percent(report.idle), "of all devices' time");
-  const auto flops = flops_of_ranks(set, model_flops);
-  if (flops && facts.peak_flops > 0 && report.average > 0)
-    lines.add("mfu", percent(*flops / report.average / facts.peak_flops),
+  if (const auto mfu = mfu_of(set, report, facts))
+    lines.add("mfu", percent(*mfu),
               "of the devices' peak is the model's own work, without what runs again");
   const double peak = facts.peak_bytes;
   if (facts.memory > 0)
@@ -128,8 +135,8 @@ void print_rows(const StepReport& report, Lines& lines) {
 void print_moved(const StepReport& report, Lines& lines) {
   if (report.moved.empty()) return;
   lines.heading(
-      "communication of a step: under way on the rank where it is longest, exposed where it "
-      "computes nothing meanwhile");
+      "communication of a step, on the rank where most of it is exposed, that is, nothing is "
+      "computed meanwhile");
   lines.row(fmt::format("{:<32} {:<14} {:>8} {:>10} {:>10} {:>8}", "what", "stream", "a rank",
                         "under way", "exposed", "hidden"));
   for (const MovedKind& kind : report.moved)
@@ -219,10 +226,8 @@ std::string report_json(const PlanSet& set, const StepReport& report, const Mach
   json["peak_bytes"] =
       facts.memory > 0 ? static_cast<int64_t>(facts.peak_bytes) : largest_peak(set);
   json["memory_bytes"] = facts.memory > 0 ? Json(facts.memory) : Json();
-  const auto flops = flops_of_ranks(set, model_flops);
-  json["mfu"] = flops && facts.peak_flops > 0 && report.average > 0
-                    ? Json(*flops / report.average / facts.peak_flops)
-                    : Json();
+  const auto mfu = mfu_of(set, report, facts);
+  json["mfu"] = mfu ? Json(*mfu) : Json();
   for (size_t o = 0; o < kCostOrigins.size(); ++o)
     json["origins"][kCostOrigins[o]] = report.origins[o];
   json["rows"] = Json::array();

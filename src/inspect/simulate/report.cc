@@ -1,7 +1,9 @@
 // What a step takes and why, summed up by what people call it.
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
+#include "piper/base/parallel.h"
 #include "piper/inspect/analysis.h"
 #include "rows.h"
 
@@ -102,8 +104,8 @@ class Steady {
       all.what = key.first;
       all.stream = key.second;
       all.count += kind.count * count;
-      all.moving = std::max(all.moving, kind.moving);
-      all.exposed = std::max(all.exposed, kind.exposed);
+      if (std::tie(kind.exposed, kind.moving) > std::tie(all.exposed, all.moving))
+        all.exposed = kind.exposed, all.moving = kind.moving;
     }
   }
 
@@ -274,13 +276,21 @@ Result<std::vector<Sensitivity>> sensitivity(const PlanSet& set, const Machine& 
                                              const StepReport& report, double share) {
   const int32_t ahead = set.roles[at(set.role_of_rank[0])].steps_ahead;
   std::vector<Sensitivity> all;
-  for (size_t k = 0; k < kCostKinds.size() && report.step > 0; ++k) {
-    Sensitivity one{static_cast<CostKind>(k)};
-    for (const bool more : {false, true}) {
-      const auto scaled = scaled_machine(machine, one.kind, more ? 1 + share : 1 - share);
-      PIPER_ASSIGN(const Timeline steps, simulate(set, *scaled, kSteps));
-      (more ? one.more : one.less) = Steady(steps, ahead).period() / report.step - 1;
-    }
+  if (report.step <= 0) return all;
+  constexpr size_t kThreads = 2;  // each holds a timeline of all rows
+  std::vector<Result<double>> periods(2 * kCostKinds.size(), 0.0);
+  const auto simulate_one = [&](size_t i) -> Result<double> {
+    const auto scaled =
+        scaled_machine(machine, static_cast<CostKind>(i / 2), i % 2 == 0 ? 1 - share : 1 + share);
+    PIPER_ASSIGN(const Timeline steps, simulate(set, *scaled, kSteps));
+    return Steady(steps, ahead).period();
+  };
+  in_parallel(
+      periods.size(), [&](size_t i) { periods[i] = simulate_one(i); }, kThreads);
+  for (size_t k = 0; k < kCostKinds.size(); ++k) {
+    PIPER_ASSIGN(const double less, periods[2 * k]);
+    PIPER_ASSIGN(const double more, periods[2 * k + 1]);
+    const Sensitivity one{static_cast<CostKind>(k), less / report.step - 1, more / report.step - 1};
     constexpr double kNothing = 5e-5;
     if (std::max(std::abs(one.less), std::abs(one.more)) > kNothing) all.push_back(one);
   }

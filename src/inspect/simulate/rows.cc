@@ -56,6 +56,9 @@ class RowMaker {
     };
     const auto count = static_cast<int32_t>(std::ranges::count_if(list, is_in));
     out.sections.push_back({first, count});
+    out.steps.reserve(out.steps.size() + at(count));
+    row_.steps.reserve(row_.steps.size() + at(count));
+    row_.issued.reserve(row_.issued.size() + at(count));
     row_.sections.push_back({count});
     std::vector<int32_t>& step_of = row_.sections.back().step_of;
     step_of.assign(list.size(), -1);

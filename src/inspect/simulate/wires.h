@@ -9,6 +9,12 @@
 
 namespace piper::timeline {
 
+// Says which share of a port a transfer takes, as LinkShare does of a link.
+struct PortShare {
+  int32_t port = 0;
+  double share = 1;
+};
+
 struct Arrival {
   int32_t row = -1, step = -1;
   double time = 0;
@@ -22,7 +28,7 @@ struct Transfer {
   std::vector<Arrival> arrivals;     // so far
   int32_t previous = -1, next = -1;  // on its communicator
   std::set<int32_t> rows;            // at its ends
-  std::vector<int32_t> ports;        // that it occupies
+  std::vector<PortShare> ports;      // that it occupies
   int32_t sender_row = -1, sender_section = -1;  // of messages
   double start = -1, end = -1;                   // -1: not known yet
   bool asked = false;                            // its begin is an event, or behind it
@@ -31,12 +37,13 @@ struct Transfer {
   const Arrival& last() const;  // who came last; the first of several
 };
 
-// What moves at one time shares each of its ports equally, and is as fast as the slowest one.
+// What moves at one time shares each of its ports, as links are shared, and is as fast as the
+// slowest one.
 class Ports {
  public:
-  Ports(size_t ports, size_t transfers) : moving_(transfers), users_(ports) {}
+  Ports(size_t ports, size_t transfers) : moving_(transfers), ports_(ports) {}
   // Returns the transfers whose end has changed; their ends are void with each change.
-  std::vector<int32_t> begin(int32_t transfer, double wire, std::span<const int32_t> ports,
+  std::vector<int32_t> begin(int32_t transfer, double wire, std::span<const PortShare> ports,
                              double time);
   std::vector<int32_t> end(int32_t transfer, double time);
   double end_of(int32_t transfer) const;
@@ -44,14 +51,18 @@ class Ports {
 
  private:
   struct Moving {
-    std::vector<int32_t> ports;
+    std::vector<PortShare> ports;
     double left = 0, since = 0, rate = 1;
     int32_t changes = 0;
   };
-  std::vector<int32_t> update(std::span<const int32_t> ports, double time);
+  struct Port {
+    std::vector<std::pair<int32_t, double>> users;  // transfers with their shares
+    double asked = 0;                               // the sum of these
+  };
+  std::vector<int32_t> update(std::span<const PortShare> ports, double time);
 
-  std::vector<Moving> moving_;               // by transfer
-  std::vector<std::vector<int32_t>> users_;  // by port: transfers
+  std::vector<Moving> moving_;  // by transfer
+  std::vector<Port> ports_;
 };
 
 // Holds the rows of a plan set, with all transfers between them.

@@ -207,13 +207,13 @@ Status summarise_file(const PlanOutline& outline, size_t r, const Summary* known
 
 int64_t Summary::ranks() const { return ranks_of(mesh); }
 
-Summary summarise(const PlanSet& set) {
+Summary summarise(const PlanSet& set, bool digests) {
   std::vector<RoleSummary> roles(set.roles.size());
   in_parallel(roles.size(), [&](size_t r) {
     Result<RoleSummary> summary = summarise_role(set.roles[r]);
     PIPER_CHECK(summary.ok(), "{}", summary.ok() ? "" : summary.error().message);
     roles[r] = *std::move(summary);
-    roles[r].digest = role_digest(set.roles[r]);
+    if (digests) roles[r].digest = role_digest(set.roles[r]);
   });
   return assemble(set.manifest, set.role_of_rank, std::move(roles));
 }

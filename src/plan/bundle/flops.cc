@@ -242,13 +242,9 @@ std::string way_of(const RoleProgram& role, const Instruction& one) {
   return std::string(place(0)) == place(1) ? place(0) : fmt::format("{} to {}", place(0), place(1));
 }
 
-Result<double> model_flops(const RoleProgram& role) {
-  PIPER_ASSIGN(const std::vector<double> by_program, program_flops(role));
-  double forward = 0;
-  for (const Instruction& one : role.body)
-    if (one.kind == InstructionKind::kCompute && one.pass == TaskPass::kF)
-      forward += by_program[static_cast<size_t>(one.program)];
-  return 3 * forward;
+double model_flops(const Manifest& manifest) {
+  const auto known = manifest.predictions.find("model_flops");
+  return known == manifest.predictions.end() ? 0 : known->second;
 }
 
 Result<DType> type_of_products(const RoleProgram& role) {

@@ -12,6 +12,7 @@
 #include "piper/frontend/autodiff.h"
 #include "piper/frontend/patterns.h"
 #include "piper/plan/verify.h"
+#include "piper/planner/cost.h"
 #include "piper/planner/sharding.h"
 #include "plan_set.h"
 #include "rampup.h"
@@ -544,6 +545,7 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   PIPER_TRY(explain_plans(lowered, making));
   PlanSet set = make_plan_set(scheduled.dag, std::move(lowered));
   set.manifest.seed = strategy.seed;
+  if (making.target != Target::kFirst) set.manifest.predictions["model_flops"] = model_flops(step);
   if (making.has_order())
     explain_idle(scheduled.dag, scheduled.deps, scheduled.schedule, set, strategy,
                  making.explain());

@@ -121,7 +121,7 @@ Result<ExplainTopics> parse_topics(std::string_view text) {
 }
 
 std::string explain(const Compiled& compiled, const ExplainTopics& topics) {
-  const Summary summary = summarise(compiled.set);
+  const Summary summary = summarise(compiled.set, false);
   std::string text;
   for (const Topic& topic : kTopics)
     if (topics.has(topic.name)) topic.add(compiled, summary, topics.lines, text);

@@ -14,6 +14,13 @@ double flops_of(const Graph& graph, const Node& node) {
   return def && def->cost ? def->cost(use_of(graph, node)).flops : 0;
 }
 
+double model_flops(const Graph& step) {
+  double forward = 0;
+  for (const Node& node : step.nodes)
+    if (node.pass == Pass::kF) forward += flops_of(step, node);
+  return 3 * forward;
+}
+
 namespace {
 
 double flops_of(const Graph& graph, const Chunk& chunk) {

@@ -130,9 +130,15 @@ Result<Outcome> Evaluator::run(const std::string& text, size_t number, bool may_
       return *std::move(outcome);
   Result<Outcome> outcome = compute(options);
   // What the system refused may go well another time.
-  if (outcome || outcome.error().code != ExitCode::kStorage)
-    PIPER_TRY(write_file(file, print_outcome(outcome)));
+  if (outcome || outcome.error().code != ExitCode::kStorage) keep(file, outcome);
   return outcome;
+}
+
+// What cannot be kept is computed another time.
+void Evaluator::keep(const std::string& file, const Result<Outcome>& outcome) const {
+  const Status written = write_file(file, print_outcome(outcome));
+  if (written || !options_.warn) return;
+  std::call_once(*warned_, [&] { options_.warn(written.error()); });
 }
 
 Result<Outcome> Evaluator::compute(const CompileOptions& options) const {

@@ -2,6 +2,8 @@
 // Private to the search room.
 #pragma once
 
+#include <mutex>
+
 #include "piper/planner/search.h"
 
 namespace piper {
@@ -29,10 +31,12 @@ class Evaluator {
  private:
   explicit Evaluator(const SearchOptions& options) : options_(options) {}
   Result<Outcome> compute(const CompileOptions& options) const;
+  void keep(const std::string& file, const Result<Outcome>& outcome) const;
 
   const SearchOptions& options_;
   std::shared_ptr<const DeviceCosts> devices_;  // of the cluster
   std::shared_ptr<KnownModels> models_ = make_known_models();
+  std::shared_ptr<std::once_flag> warned_ = std::make_shared<std::once_flag>();
   std::string inputs_;  // digests of all that outcomes depend on beside the strategy; "": not kept
 };
 

@@ -60,8 +60,9 @@ class Search {
     for (SearchChoice& start : starts) start = fixed(std::move(start));
     try_all(starts);
     if (!any_compiles()) try_all(all_meshes());  // the usual numbers do not divide these devices
-    PIPER_TRY(check_start());
-    climb();
+    if (!ended_by_) PIPER_TRY(check_start());
+    if (!ended_by_) climb();
+    if (ended_by_) return *std::move(ended_by_);
     return found();
   }
 
@@ -184,7 +185,7 @@ class Search {
 
   // ---- Candidates ----
   bool may_try(const SearchChoice& choice) const {
-    return choice.ranks() == ranks_ && keeps(choice) &&
+    return !ended_by_ && choice.ranks() == ranks_ && keeps(choice) &&
            is_possible(options_.space, choice, batch_) && !known_.contains(choice) &&
            may_work(choice) && std::ssize(tried_) < options_.most;
   }
@@ -258,7 +259,12 @@ class Search {
     }
     return trial;
   }
+  // What the system refused says nothing of the candidate: the search ends.
   void count(Trial trial) {
+    if (trial.refusal && trial.refusal->code == ExitCode::kStorage) {
+      ended_by_ = std::move(trial.refusal);
+      return;
+    }
     known_[trial.tried->choice] = tried_.size();
     const Tried& tried = tried_.emplace_back(*std::move(trial.tried));
     if (tried.choice.recompute.empty() && trial.products > 0)
@@ -347,7 +353,7 @@ class Search {
   std::vector<const Knob*> knobs_;
   std::map<SearchChoice, size_t> known_;
   std::vector<Tried> tried_;
-  std::optional<Error> refusal_;
+  std::optional<Error> refusal_, ended_by_;
   static constexpr int64_t kRefusals = 2, kWorks = -(int64_t{1} << 40);
   std::map<std::string, int64_t> refused_;  // by name of the library: how often; never that often
   double bound_ = 0;

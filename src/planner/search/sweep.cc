@@ -92,10 +92,13 @@ Result<std::vector<Swept>> sweep(const SearchOptions& options,
   };
   std::vector<bool> ended(count);
   size_t shown = 0;
-  std::mutex mutex;  // for `ended` and `shown`
+  std::optional<Error> ended_by;  // the system refused something
+  std::mutex mutex;               // for `ended`, `shown` and `ended_by`
   const auto end_row = [&](size_t r, const Status& tried) {
     if (!tried) rows[r].tried.refused = tried.error().message;
     const std::scoped_lock lock(mutex);
+    if (!tried && tried.error().code == ExitCode::kStorage) ended_by = tried.error();
+    if (ended_by) return;
     ended[r] = true;
     for (; shown < count && ended[shown]; ++shown)
       if (options.progress) options.progress(rows[shown].tried, static_cast<int64_t>(shown) + 1);
@@ -111,6 +114,7 @@ Result<std::vector<Swept>> sweep(const SearchOptions& options,
   in_parallel(
       count - 1, [&](size_t r) { end_row(r + 1, try_row(r + 1)); },
       static_cast<size_t>(options.threads));
+  if (ended_by) return *std::move(ended_by);
   return rows;
 }
 

@@ -71,7 +71,8 @@ bool adds_otherwise(const RoleProgram& role) {
 
 }  // namespace
 
-Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& executor, double peak) {
+Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& executor,
+                                        const Manifest& manifest, double peak) {
   BetweenSteps opened;
   opened.control_ = &control;
   Facts& facts = opened.facts_;
@@ -79,10 +80,8 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
   facts.taken_bytes = executor.backend().taken().device;
   facts.sums_otherwise = adds_otherwise(executor.role()) ? 1 : 0;
   facts.room = room_of(executor.role());
-  if (peak > 0) {
-    PIPER_ASSIGN(facts.step_flops, model_flops(executor.role()));
-    facts.peak_flops = peak;
-  }
+  facts.peak_flops = peak;
+  opened.step_flops_ = model_flops(manifest);
   for (int k = 0; k < kValues; ++k)
     facts.source[k] = reports(executor.role(), kNames[k]) ? control.rank() : control.world();
   PIPER_TRY(control.merge(as_bytes(facts), "load", [&](std::span<const std::byte> bytes) {
@@ -91,7 +90,6 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
     for (int k = 0; k < kValues; ++k) facts.source[k] = std::min(facts.source[k], theirs.source[k]);
     facts.peak_bytes = std::max(facts.peak_bytes, theirs.peak_bytes);
     facts.taken_bytes = std::max(facts.taken_bytes, theirs.taken_bytes);
-    facts.step_flops += theirs.step_flops;
     facts.peak_flops += theirs.peak_flops;
     facts.room = lesser_room(facts.room, theirs.room);
     facts.sums_otherwise = std::max(facts.sums_otherwise, theirs.sums_otherwise);
@@ -105,8 +103,8 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
 }
 
 std::optional<double> BetweenSteps::mfu(double seconds) const {
-  if (facts_.peak_flops == 0 || seconds <= 0) return std::nullopt;
-  return facts_.step_flops / facts_.peak_flops / seconds;
+  if (facts_.peak_flops <= 0 || step_flops_ <= 0 || seconds <= 0) return std::nullopt;
+  return step_flops_ / facts_.peak_flops / seconds;
 }
 
 Status BetweenSteps::collect(const Executor& executor, StepMetrics& metrics) {

@@ -29,8 +29,10 @@ class BetweenSteps {
  public:
   // Opens what ranks do between steps. Collective. The executors are loaded when it returns, on all
   // ranks.
-  // `peak`: what the rank's device can do, in FLOPs a second; 0: nobody knows.
-  static Result<BetweenSteps> open(Control& control, const Executor& executor, double peak);
+  // `manifest`: of the plans, which says how many FLOPs a step of the model has. `peak`: what the
+  // rank's device can do, in FLOPs a second; 0: nobody knows.
+  static Result<BetweenSteps> open(Control& control, const Executor& executor,
+                                   const Manifest& manifest, double peak);
   // After a step. On rank 0: fills loss, grad_norm and learning_rate of `metrics` from the lowest
   // rank that reports each.
   Status collect(const Executor& executor, StepMetrics& metrics);
@@ -61,11 +63,12 @@ class BetweenSteps {
     int64_t peak_bytes = 0;        // the largest of any
     int64_t taken_bytes = 0;       // of the device, after load: the most of any
     int64_t sums_otherwise = 0;
-    int64_t room = 0;                       // the least of any
-    double step_flops = 0, peak_flops = 0;  // of all together
+    int64_t room = 0;       // the least of any
+    double peak_flops = 0;  // of all together
   };
   Control* control_ = nullptr;
   Facts facts_;
+  double step_flops_ = 0;          // of the model; 0: not known
   std::vector<int64_t> speakers_;  // ranks that report something, but for rank 0
   int64_t late_steps_ = 0;         // after which spread_late was called
   std::deque<Words> said_;         // by rank 0, what does not count yet

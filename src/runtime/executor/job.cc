@@ -129,6 +129,7 @@ class Job {
     Profile profile = of(0);
     for (int64_t rank = 1; rank < set_.world(); ++rank) profile.add(of(rank));
     result_.profile = print_profile(profile, set_, options_, result_.steps);
+    result_.profile_note = busy_note(profile).value_or("");
   }
   void run_guarded(int64_t rank) {
     Status status = ok_status();
@@ -185,7 +186,8 @@ class Job {
                  choose_fabric(set_, *backends_[index], transport, local_, fabrics_[index]));
     PIPER_ASSIGN(executors_[index], Executor::load(source_of(set_, rank, data_, options_, cores),
                                                    *backends_[index], control, *fabric));
-    PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executors_[index], peak));
+    PIPER_ASSIGN(BetweenSteps between,
+                 BetweenSteps::open(control, *executors_[index], set_.manifest, peak));
     PIPER_ASSIGN(auto replicas, open_replicas(options_, control, *executors_[index]));
     PIPER_ASSIGN(auto checkpoints, open_checkpoints(options_, set_, control, *executors_[index]));
     if (rank == 0) PIPER_TRY(open_comparison(cores, between.sums_otherwise()));
@@ -260,7 +262,7 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
   PIPER_ASSIGN(const double peak, peak_of(options, cores, set.roles[role]));
   PIPER_ASSIGN(executor, Executor::load(source_of(set, control.rank(), data, options, cores),
                                         backend, control, fabric));
-  PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executor, peak));
+  PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executor, set.manifest, peak));
   PIPER_ASSIGN(auto replicas, open_replicas(options, control, *executor));
   PIPER_ASSIGN(auto checkpoints, open_checkpoints(options, set, control, *executor));
   // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.
@@ -298,7 +300,10 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
     Profile profile = make_profile(*executor, control.rank(), cores, options);
     control.set_timeout(end_timeout(options));
     PIPER_TRY(gather_profiles(control, profile));
-    if (control.rank() == 0) result.profile = print_profile(profile, set, options, result.steps);
+    if (control.rank() == 0) {
+      result.profile = print_profile(profile, set, options, result.steps);
+      result.profile_note = busy_note(profile).value_or("");
+    }
   }
   if (comparison) comparison->report(result);
   return result;

@@ -282,6 +282,9 @@ void write_results(const RunOptions& options, const JobResult& result, int64_t r
                    ? fail("no step was timed: there is nothing to write to {}", options.profile)
                          .with_code(ExitCode::kStorage)
                    : write_file(options.profile, result.profile));
+  if (!result.profile_note.empty())
+    std::fputs(fmt::format("warning: {}: {}\n", options.profile, result.profile_note).c_str(),
+               stderr);
   voice.note(check_mapped_files());
   if (rank <= 0 && options.job.target_loss && !result.reached_target && !result.interrupted)
     voice.note(

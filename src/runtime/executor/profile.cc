@@ -86,8 +86,10 @@ std::string encode(const Profile& profile) {
   for (const auto& [key, entry] : profile.entries) {
     fields.insert(fields.end(),
                   {key.name, key.where, entry.label, entry.passes, join(entry.work, ";")});
-    for (const int64_t number : {int64_t{key.table}, key.bytes, key.members, int64_t{key.fast}})
+    for (const int64_t number : {int64_t{key.table}, key.bytes, int64_t{key.fast}, entry.first_rank,
+                                 std::ssize(key.others)})
       write(fields, number);
+    for (const int64_t other : key.others) write(fields, other);
     entry.times.write(fields);
   }
   for (const auto& [digest, role] : profile.roles) {
@@ -116,8 +118,10 @@ Profile decode_profile(std::string_view text) {
     if (const std::string work = next(fields); !work.empty()) entry.work = split_text(work, ';');
     key.table = static_cast<ProfileKey::Table>(next_whole(fields));
     key.bytes = next_whole(fields);
-    key.members = next_whole(fields);
     key.fast = next_whole(fields) != 0;
+    entry.first_rank = next_whole(fields);
+    for (int64_t others = next_whole(fields); others > 0 && !fields.empty(); --others)
+      key.others.push_back(next_whole(fields));
     entry.times = Times::read(fields);
     profile.entries[key] = std::move(entry);
   }
@@ -172,6 +176,7 @@ void Profile::add(const Profile& others) {
     ProfileEntry& own = at->second;
     own.times.add(theirs.times);
     own.label = std::min(own.label, theirs.label);
+    own.first_rank = std::min(own.first_rank, theirs.first_rank);
     own.passes = joined(own.passes, theirs.passes);
   }
   for (const auto& [digest, theirs] : others.roles) {
@@ -209,35 +214,39 @@ struct Maker {
   const Executor& executor;
   const RoleProgram& role = executor.role();
   const std::shared_ptr<const RoleProgram> prepared = executor.prepared();
+  int64_t rank = 0;
   std::vector<int64_t> coordinates;
   std::vector<std::string> digests;  // by program
 
   ProfileKey key_of(const Instruction& one) const {
     if (one.kind == InstructionKind::kCompute)
-      return {ProfileKey::kPrograms, digests[static_cast<size_t>(one.program)], "", 0, 0, false};
-    ProfileKey key{ProfileKey::kLocal, to_string(one.kind), "", bytes_through(role, one), 0, false};
-    if (!is_collective(one.kind) && one.kind != InstructionKind::kSend &&
-        one.kind != InstructionKind::kRecv) {
+      return {ProfileKey::kPrograms, digests[static_cast<size_t>(one.program)], "", 0};
+    ProfileKey key{ProfileKey::kLocal, to_string(one.kind), "", bytes_through(role, one)};
+    const std::vector<int64_t> ranks = members_of(one);
+    if (ranks.empty()) {
       key.where = way_of(role, one);
       return key;
     }
     key.table = ProfileKey::kCommunication;
     key.where = link_of(executor.fabric());
-    key.members = 2;
-    if (is_collective(one.kind))
-      key.members =
-          std::ssize(group_ranks(role, role.groups[static_cast<size_t>(one.group)], coordinates));
+    for (size_t r = 1; r < ranks.size(); ++r) key.others.push_back(ranks[r] - ranks[0]);
     key.fast = one.fast;
     return key;
   }
+  // Returns the ranks between which it communicates, from the lowest; none: it does not.
+  std::vector<int64_t> members_of(const Instruction& one) const {
+    std::vector<int64_t> ranks;
+    if (is_collective(one.kind))
+      ranks = group_ranks(role, role.groups[static_cast<size_t>(one.group)], coordinates);
+    else if (one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRecv)
+      ranks = {rank, peer_rank(role, one.peer, coordinates)};
+    std::ranges::sort(ranks);
+    return ranks;
+  }
   // Returns the key of what the backend has put in front of the plan's instructions.
   ProfileKey key_of_added(const Instruction& one) const {
-    return {ProfileKey::kLocal,
-            "prepared",
-            "device",
-            prepared->tensor(one.args.back()).type.bytes(),
-            0,
-            false};
+    return {ProfileKey::kLocal, "prepared", "device",
+            prepared->tensor(one.args.back()).type.bytes()};
   }
 };
 
@@ -256,8 +265,7 @@ std::vector<std::vector<std::string>> works_of(const Maker& make) {
 void list_programs(const Maker& make, Profile& profile) {
   const std::vector<std::vector<std::string>> works = works_of(make);
   for (size_t p = 0; p < make.digests.size(); ++p) {
-    ProfileEntry& entry =
-        profile.entries[{ProfileKey::kPrograms, make.digests[p], "", 0, 0, false}];
+    ProfileEntry& entry = profile.entries[{ProfileKey::kPrograms, make.digests[p], "", 0}];
     const std::string& label = make.role.programs[p].label;
     entry.label = entry.label.empty() ? label : std::min(entry.label, label);
     entry.work = works[p];
@@ -298,6 +306,7 @@ Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores,
   profile.threads = cores.threads;
   profile.helpers = cores.helper ? 1 : 0;
   Maker make{executor};
+  make.rank = rank;
   make.coordinates = coordinates_of(make.role.mesh, rank);
   for (const Program& program : make.role.programs) make.digests.push_back(program_digest(program));
   list_programs(make, profile);
@@ -312,13 +321,14 @@ Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores,
     const Instruction& one = make.prepared->body[i];
     const ProfileKey key =
         i < added ? make.key_of_added(one) : make.key_of(make.role.body[i - added]);
-    const ProfileKey host{ProfileKey::kHost,
-                          to_string(one.kind),
-                          key.table == ProfileKey::kPrograms ? key.name : "",
-                          0,
-                          0,
-                          false};
-    targets.emplace_back(&profile.entries[key], &profile.entries[host].times);
+    const ProfileKey host{ProfileKey::kHost, to_string(one.kind),
+                          key.table == ProfileKey::kPrograms ? key.name : "", 0};
+    ProfileEntry& entry = profile.entries[key];
+    if (key.table == ProfileKey::kCommunication) {
+      const int64_t first = make.members_of(make.role.body[i - added]).front();
+      entry.first_rank = entry.first_rank < 0 ? first : std::min(entry.first_rank, first);
+    }
+    targets.emplace_back(&entry, &profile.entries[host].times);
   }
   for (const TraceEvent& event : events) {
     if (event.step < profile.first_step) continue;

@@ -40,14 +40,18 @@ struct ProfileKey {
   enum Table : uint8_t { kPrograms, kCommunication, kLocal, kHost } table = kPrograms;
   std::string name;   // the digest of a program; else the kind of instruction
   std::string where;  // kCommunication: the link; kLocal: between what; kHost: the program's digest
-  int64_t bytes = 0, members = 0;
+  int64_t bytes = 0;
   bool fast = false;
+  // kCommunication: how far the other members are from the one with the lowest rank. Groups that
+  // are alike in this are one.
+  std::vector<int64_t> others;
   auto operator<=>(const ProfileKey&) const = default;
 };
 struct ProfileEntry {
   // Of programs; `work` as print_passes has it, where the backend says how it runs them.
   std::string label, passes;
   std::vector<std::string> work;
+  int64_t first_rank = -1;  // kCommunication: of all such groups; -1: of none
   Times times;
 };
 // Describes the ranks of one role.
@@ -72,6 +76,9 @@ Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores,
                      const JobOptions& options);
 // Collective: rank 0 has all.
 Status gather_profiles(Control& control, Profile& own);
+// Returns what to say of a machine that was busy with something else, as programs took much longer
+// than they can; nothing: it was not.
+std::optional<std::string> busy_note(const Profile& profile);
 // Returns the file of formats/profile.md. Empty: no step was timed.
 std::string print_profile(const Profile& profile, const PlanSet& set, const JobOptions& options,
                           std::span<const StepMetrics> steps);

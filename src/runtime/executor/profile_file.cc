@@ -27,6 +27,8 @@ void add_times(const Times& times, Json& to) {
 
 Json entry_of(const ProfileKey& key, const ProfileEntry& entry) {
   Json made;
+  std::vector<int64_t> ranks{entry.first_rank};
+  for (const int64_t other : key.others) ranks.push_back(entry.first_rank + other);
   switch (key.table) {
     case ProfileKey::kPrograms:
       made = {{"program", key.name}, {"label", entry.label}, {"pass", entry.passes}};
@@ -34,7 +36,7 @@ Json entry_of(const ProfileKey& key, const ProfileEntry& entry) {
     case ProfileKey::kCommunication:
       made = {{"kind", key.name},
               {"bytes", key.bytes},
-              {"members", key.members},
+              {"ranks", ranks},
               {"link", key.where},
               {"sum", key.fast ? "fast" : "ordered"}};
       if (const auto* kind = find_instruction_by_word(key.name); !kind || !kind->adds)
@@ -125,6 +127,23 @@ std::string print(const Json& file) {
 
 }  // namespace
 
+// Times of programs of some microseconds are those of clocks and caches as well.
+std::optional<std::string> busy_note(const Profile& profile) {
+  constexpr double kBusy = 1.25, kLeastUs = 20;
+  double median = 0, least = 0;
+  for (const auto& [key, entry] : profile.entries) {
+    const Times& times = entry.times;
+    if (key.table != ProfileKey::kPrograms || times.least() < kLeastUs) continue;
+    median += times.quantile(0.5) * static_cast<double>(times.count());
+    least += times.least() * static_cast<double>(times.count());
+  }
+  if (median <= kBusy * least) return std::nullopt;
+  return fmt::format(
+      "half of all programs took {:.2f} times their least time or more while they were measured: "
+      "the machine was busy with something else, or its clock changed",
+      median / least);
+}
+
 std::string print_profile(const Profile& profile, const PlanSet& set, const JobOptions& options,
                           std::span<const StepMetrics> steps) {
   Times times;
@@ -138,7 +157,7 @@ std::string print_profile(const Profile& profile, const PlanSet& set, const JobO
   Json file, mesh = Json::object(), step;
   for (const auto& [axis, size] : set.manifest.mesh) mesh[axis] = size;
   add_times(times, step);
-  file["piper_profile"] = 2;
+  file["piper_profile"] = 3;
   file["plan_set"] = set.manifest.set_id;
   file["target"] = set.roles[0].target;
   file["device"] = {{"backend", options.backend},
@@ -146,6 +165,8 @@ std::string print_profile(const Profile& profile, const PlanSet& set, const JobO
                     {"kernels", kernels_of(options)},
                     {"threads", profile.threads},
                     {"helpers", profile.helpers}};
+  file["notes"] = Json::array();
+  if (const auto note = busy_note(profile)) file["notes"].push_back(*note);
   file["clock"] = profile.has_device_times ? "device" : "host";
   file["world"] = set.world();
   file["mesh"] = std::move(mesh);
