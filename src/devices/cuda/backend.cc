@@ -37,9 +37,9 @@ uint64_t element_of(DType dtype, double value) {
   return half;
 }
 
-// ---- What is queued -----------------------------------------------------------------------------
-
 }  // namespace
+
+// ---- What is queued -----------------------------------------------------------------------------
 
 bool Cuda::run(const Binding& bound, const Call& call, CuStream* stream) {
   const LoadedProgram& loaded = *bound.program;
@@ -96,7 +96,12 @@ void Cuda::fill(std::byte* to, const TensorType& type, double value, int32_t str
     case 4:
       note("cuMemsetD32Async", driver_.cuMemsetD32Async(at, low, count, on));
       return;
-    default:  // the halves of each element are columns of two
+    default:
+      if (low == high) {
+        note("cuMemsetD32Async", driver_.cuMemsetD32Async(at, low, 2 * count, on));
+        return;
+      }
+      // The halves of each element are columns of two.
       note("cuMemsetD2D32Async", driver_.cuMemsetD2D32Async(at, 8, low, 1, count, on));
       note("cuMemsetD2D32Async", driver_.cuMemsetD2D32Async(at + 4, 8, high, 1, count, on));
   }

@@ -12,6 +12,7 @@ namespace {
 namespace pb = google::protobuf;
 
 constexpr int64_t kMaxNodes = 500'000;
+constexpr int64_t kMaxBytes = int64_t{1} << 30;  // of what calls copy, constants above all
 constexpr size_t kMaxDepth = 64;
 constexpr int kAttributeDefaults =
     11;  // of a FunctionProto; the installed schema (IR 8) does not know it
@@ -54,7 +55,7 @@ class Inliner {
   onnx::ModelProto& model_;
   std::map<std::pair<std::string, std::string>, const onnx::FunctionProto*> functions_;
   std::vector<const onnx::FunctionProto*> open_;  // calls that are being expanded
-  int64_t nodes_ = 0;
+  int64_t nodes_ = 0, bytes_ = 0;
 };
 
 const onnx::FunctionProto* Inliner::find(const onnx::NodeProto& node) const {
@@ -158,6 +159,9 @@ Status Inliner::expand_call(const onnx::NodeProto& node, const onnx::FunctionPro
   Nodes body;
   for (const onnx::NodeProto& inner : function.node()) {
     PIPER_ASSIGN(*body.Add(), body_node(inner, call));
+    bytes_ += static_cast<int64_t>(body.rbegin()->ByteSizeLong());
+    if (bytes_ > kMaxBytes)
+      return fail("calls of its functions make more than {}", human_bytes(kMaxBytes));
     // What the exporter says of the call holds for its nodes.
     onnx::NodeProto& made = body.at(body.size() - 1);
     pb::UnknownFieldSet* own = made.GetReflection()->MutableUnknownFields(&made);

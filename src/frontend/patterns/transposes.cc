@@ -58,7 +58,8 @@ Count fold_transposes(Graph& graph) {
                  scaled && match.scalar(scaled->inputs[1])) {
         // c · aᵀ = (c · a)ᵀ: the factor moves to the other side of the transposition.
         const auto inner = swapped_of(graph, match, scaled->inputs[0]);
-        if (!inner) continue;
+        const auto rank = [&](ValueId id) { return graph.value(id).type.shape.size(); };
+        if (!inner || rank(scaled->inputs[1]) > rank(*inner)) continue;  // it adds dims
         Node mul = *scaled;
         mul.inputs[0] = *inner;
         const TensorType type = graph.value(*inner).type;

@@ -12,8 +12,12 @@ namespace {
 
 class Direction {
  public:
-  Direction(Dag& dag, const CutUpdate& cut)
-      : dag_(dag), graph_(dag.graph), cut_(cut), shape_(graph_.value(cut.param).type.shape) {}
+  Direction(Dag& dag, const CutUpdate& cut, std::vector<std::vector<NodeId>>& readers)
+      : dag_(dag),
+        graph_(dag.graph),
+        cut_(cut),
+        readers_(readers),
+        shape_(graph_.value(cut.param).type.shape) {}
 
   std::vector<ValueId> run() {
     find_nodes();
@@ -34,16 +38,14 @@ class Direction {
   // Follows the gradient through the update, but not into the norm of all gradients; and the
   // parameter, of which the update has its own run, as what microbatches gather may be rounded.
   void find_nodes() {
-    const auto all = readers(graph_);
     std::set<NodeId> found;
     std::vector<ValueId> open{cut_.gradient};
     if (!cut_.is_kept) open.push_back(cut_.param);
-    for (const StateUpdate& update : graph_.updates)
-      if (update.beside == cut_.param) open.push_back(update.state);
+    for (const size_t u : cut_.updates) open.push_back(graph_.updates[u].state);
     while (!open.empty()) {
       const ValueId value = open.back();
       open.pop_back();
-      for (NodeId id : all[value.index()]) {
+      for (NodeId id : readers_of(value)) {
         const Node& node = graph_.node(id);
         if (node.pass != Pass::kU || node.op == "SumSquares" || id == cut_.optimizer) continue;
         if (!found.insert(id).second) continue;
@@ -53,13 +55,19 @@ class Direction {
     nodes_.assign(found.begin(), found.end());
   }
 
+  std::vector<NodeId>& readers_of(ValueId value) {
+    if (readers_.size() < graph_.values.size()) readers_.resize(graph_.values.size());
+    return readers_[value.index()];
+  }
+
   // Finds the states that can be kept in runs: those of the parameter's shape whose next value is
   // made of runs. Factors of a moment may have that shape, too, where the parameter has a dim of
   // one element, but are made of whole tensors.
   void find_flat() {
     std::vector<StateUpdate> updates;
-    for (const StateUpdate& update : graph_.updates)
-      if (update.beside == cut_.param && graph_.value(update.state).type.shape == shape_)
+    for (const size_t u : cut_.updates)
+      if (const StateUpdate& update = graph_.updates[u];
+          graph_.value(update.state).type.shape == shape_)
         updates.push_back(update);
     size_t before = 0;
     do {
@@ -115,6 +123,8 @@ class Direction {
         node.outputs.clear();
         node.name += ".whole";
         const NodeId copy = graph_.add_node(std::move(node), std::vector{value.type});
+        for (const ValueId input : graph_.node(copy).inputs)
+          if (input.valid()) readers_of(input).push_back(copy);
         const ValueId made = graph_.node(copy).outputs[0];
         graph_.value(made).over = value.over;
         return whole_[run] = made;
@@ -164,7 +174,8 @@ class Direction {
   Dag& dag_;
   Graph& graph_;
   const CutUpdate& cut_;
-  const Shape shape_;          // of the whole parameter
+  std::vector<std::vector<NodeId>>& readers_;  // by value; some have read it before
+  const Shape shape_;                          // of the whole parameter
   std::vector<NodeId> nodes_;  // that depend on the gradient or on states, in graph order
   std::set<ValueId> flat_;     // of which runs can be made
   std::set<ValueId> wanted_;   // of these, those that whole tensors are made of
@@ -174,8 +185,9 @@ class Direction {
 
 }  // namespace
 
-std::vector<ValueId> cut_direction(Dag& dag, const CutUpdate& cut) {
-  return Direction(dag, cut).run();
+std::vector<ValueId> cut_direction(Dag& dag, const CutUpdate& cut,
+                                   std::vector<std::vector<NodeId>>& readers) {
+  return Direction(dag, cut, readers).run();
 }
 
 }  // namespace piper

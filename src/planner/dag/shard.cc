@@ -20,8 +20,13 @@ class Cutter {
     for (const Chunk& chunk : dag.chunks)
       for (ValueId value : chunk.reads) read_.insert(value.value);
     for (Sum& sum : dag.sums) sums_.emplace(sum.value.value, &sum);
-    for (const StateUpdate& update : graph_.updates)
-      optimizer_.emplace(update.state.value, graph_.value(update.next).producer);
+    for (size_t u = 0; u < graph_.updates.size(); ++u) {
+      const StateUpdate& update = graph_.updates[u];
+      update_of_.emplace(update.state.value, u);
+      made_by_[graph_.value(update.next).producer.value].push_back(u);
+      if (update.beside.valid()) beside_[update.beside.value].push_back(u);
+    }
+    for (const Copy& copy : dag.copies) copies_[copy.master.value].push_back(copy.copy);
   }
 
   void cut(const StateCut& how) {
@@ -41,8 +46,8 @@ class Cutter {
     sum->each_micro = how.each_micro;
     leave_parts(*sum, further);
     cut_update(param, part, sum->part);
-    for (const Copy& copy : dag_.copies)
-      if (copy.master == param.value) cut_copy(copy.copy);
+    if (const auto copies = copies_.find(param.value.value); copies != copies_.end())
+      for (const ValueId copy : copies->second) cut_copy(copy);
   }
 
  private:
@@ -102,11 +107,11 @@ class Cutter {
   void cut_copy(ValueId copy) {
     const Shape own = own_shape(graph_.value(copy).type);
     const ValueId part = cut_versions(graph_.value(copy).name, copy, true);
-    for (StateUpdate& update : graph_.updates) {
-      if (update.state != copy) continue;
-      update.state = part;
-      graph_.value(update.next).type.shape = own;
-    }
+    const auto known = update_of_.find(copy.value);
+    if (known == update_of_.end()) return;
+    StateUpdate& update = graph_.updates[known->second];
+    update.state = part;
+    graph_.value(update.next).type.shape = own;
   }
   ValueId add_run(const std::string& name, ValueId whole, size_t levels, ValueKind kind) {
     const TensorType type = graph_.value(whole).type;
@@ -157,9 +162,10 @@ class Cutter {
   }
   // The optimizer takes and makes parts; its states are parts.
   void cut_update(const Param& param, ValueId part, ValueId gradient) {
-    const NodeId optimizer = optimizer_.at(param.value.value);
-    for (StateUpdate& update : graph_.updates) {
-      if (graph_.value(update.next).producer != optimizer) continue;
+    const ValueId next = graph_.updates[update_of_.at(param.value.value)].next;
+    const NodeId optimizer = graph_.value(next).producer;
+    for (const size_t u : made_by_.at(optimizer.value)) {
+      StateUpdate& update = graph_.updates[u];
       Value& state = graph_.value(update.state);
       const Shape own = own_shape(state.type);
       if (update.state == param.value) {
@@ -171,13 +177,19 @@ class Cutter {
       graph_.value(update.next).type.shape = own;
     }
     if (find_op(graph_.node(optimizer).op)->directed) {
-      CutUpdate cut{param.value, part,      param.gradient,
-                    gradient,    optimizer, stays() && is_read(param.value)};
+      CutUpdate cut{param.value,
+                    part,
+                    param.gradient,
+                    gradient,
+                    optimizer,
+                    stays() && is_read(param.value),
+                    beside_[param.value.value]};
       for (size_t l = 0; l < levels_.size(); ++l)
         cut.levels.push_back(
             {run_shape(graph_.value(param.value).type, l + 1), levels_[l].over, levels_[l].stream});
       const TensorType whole = graph_.value(param.gradient).type;
-      for (const ValueId state : cut_direction(dag_, cut))
+      if (readers_.empty()) readers_ = readers(graph_);
+      for (const ValueId state : cut_direction(dag_, cut, readers_))
         note_run(state, {}, whole, levels_[0].gather);
     }
     std::vector<ValueId>& inputs = graph_.node(optimizer).inputs;
@@ -187,11 +199,16 @@ class Cutter {
 
   Dag& dag_;
   Graph& graph_;
-  std::vector<Part> levels_;                       // of the parameter under way
-  std::unordered_map<int32_t, ValueId> previous_;  // by newest
-  std::unordered_set<int32_t> read_;               // by microbatches
-  std::unordered_map<int32_t, Sum*> sums_;         // by value
-  std::unordered_map<int32_t, NodeId> optimizer_;  // by state
+  std::vector<Part> levels_;                                  // of the parameter under way
+  std::unordered_map<int32_t, ValueId> previous_;             // by newest
+  std::unordered_set<int32_t> read_;                          // by microbatches
+  std::unordered_map<int32_t, Sum*> sums_;                    // by value
+  std::unordered_map<int32_t, std::vector<ValueId>> copies_;  // by master
+  // Of Graph::updates: by state, by the node that makes the next value, by the parameter beside
+  // which it is.
+  std::unordered_map<int32_t, size_t> update_of_;
+  std::unordered_map<int32_t, std::vector<size_t>> made_by_, beside_;
+  std::vector<std::vector<NodeId>> readers_;  // by value, where an optimizer has a direction
 };
 
 }  // namespace

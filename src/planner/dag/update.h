@@ -101,7 +101,8 @@ struct CutUpdate {
   ValueId param, part;              // the parameter, and its part
   ValueId gradient, gradient_part;  // likewise
   NodeId optimizer;
-  bool is_kept = false;  // the parameter itself stays, too
+  bool is_kept = false;         // the parameter itself stays, too
+  std::vector<size_t> updates;  // of Graph::updates: those beside the parameter
   struct Level {
     Shape run;  // of a part by this level; the last one's is the own
     std::vector<int32_t> over;
@@ -110,7 +111,9 @@ struct CutUpdate {
   std::vector<Level> levels;
   const Shape& own() const { return levels.back().run; }
 };
-std::vector<ValueId> cut_direction(Dag& dag, const CutUpdate& cut);
+// `readers`: by value; nodes that are added are added there, too.
+std::vector<ValueId> cut_direction(Dag& dag, const CutUpdate& cut,
+                                   std::vector<std::vector<NodeId>>& readers);
 // Spreads directions that ranks compute of whole matrices: of as many equal matrices as ranks, each
 // rank computes the direction of one.
 void spread_directions(Dag& dag);

@@ -25,7 +25,7 @@ Variables capture_counts(const std::vector<Match>& matches) {
 }
 
 // Numbers the calls of what is matched. Ops with equal captures are of one thing; where their
-// scopes and names are one sequence again and again, it is called so many times.
+// scopes and kinds are one sequence again and again, it is called so many times.
 struct Calls {
   std::vector<int64_t> number;  // by match
   std::vector<int64_t> count;

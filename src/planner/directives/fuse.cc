@@ -82,13 +82,29 @@ class Finder {
   }
 
  private:
-  // Of what is equal in messages that may join: kind, cell, peer, stream, stream and distance of
-  // the receive, pass and tags, microbatches, group of ranks, element type and order of a sum; and
-  // of collectives within a computation that, how many of them are one after the other up to
-  // these, the layer, and what they do.
-  using Within = std::tuple<TaskId, int32_t, std::string_view, std::string, std::string>;
-  using Key = std::tuple<InstructionKind, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t,
-                         int32_t, std::vector<int32_t>, DType, bool, Scaled, int64_t, Within>;
+  // What is equal in collectives of one computation that may join.
+  struct Within {
+    TaskId computation;
+    int32_t depth = 0;  // how many collectives are one after the other up to these
+    std::string_view layer;
+    std::string op, attributes;
+    auto operator<=>(const Within&) const = default;
+  };
+  // What is equal in messages that may join.
+  struct Key {
+    InstructionKind kind = {};
+    int32_t cell = 0, peer = 0, stream = 0;
+    int32_t receive_stream = 0, receive_distance = 0;  // of a collective: its own
+    int32_t view = 0;                                  // the number of its pass and tags
+    int32_t micro = 0;
+    std::vector<int32_t> group;  // of ranks
+    DType dtype = {};
+    bool fast = false;  // whether a sum may be added in any order
+    Scaled scaled = {};
+    int64_t block = 0;
+    Within within;
+    auto operator<=>(const Key&) const = default;
+  };
   struct Message {
     size_t at = 0;  // in this order
     TaskId task;

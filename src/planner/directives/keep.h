@@ -10,9 +10,9 @@ struct Kept {
   int64_t bytes = 0;         // of these and of what the region takes from outside
 };
 
-// Returns the fewest bytes with which the backward pass of a region gets along when it may repeat
-// some forward ops (by node id): a minimum cut of the dataflow between what is given and what the
-// backward pass reads, each value costing its bytes.
+// Returns the values of fewest bytes with which the backward pass of a region gets along when it
+// may repeat some forward ops (by node id): a minimum cut of the dataflow between what is given and
+// what the backward pass reads, each value costing its bytes.
 Kept keep_least(const Graph& graph, const std::vector<int32_t>& tags,
                 const std::vector<bool>& may_repeat);
 

@@ -286,7 +286,8 @@ bool has_parts(const Dag& dag, const Param& param, int32_t axis) {
          });
 }
 
-std::vector<int32_t> axes_of(const Dag& dag, const Replicate& replicate) {
+// Returns the axes of an entry that have more than one rank.
+std::vector<int32_t> axes_of_many(const Dag& dag, const Replicate& replicate) {
   std::vector<int32_t> axes;
   for (size_t a = 0; a < dag.mesh.size(); ++a)
     if (replicate.is_over(dag.mesh[a].name) && dag.mesh[a].size > 1)
@@ -301,7 +302,7 @@ StateCut cut_of(Dag& dag, const Param& param, const std::vector<size_t>& lines,
   StateCut cut{.param = param};
   for (const size_t line : lines) {
     const Replicate& one = replicates[line];
-    const std::vector<int32_t> axes = axes_of(dag, one);
+    const std::vector<int32_t> axes = axes_of_many(dag, one);
     if (axes.empty()) continue;
     const bool cuts =
         one.shard_optimizer && (param.gradient.valid() || one.shard_parameters) &&
@@ -355,11 +356,11 @@ Status cut_all(Dag& dag, const std::vector<Replicate>& replicates, const Cut& fr
     if (cut.levels.empty()) continue;
     if (cut.levels.size() == 1) {
       const auto first = std::ranges::find_if(
-          lines, [&](size_t line) { return !axes_of(dag, replicates[line]).empty(); });
+          lines, [&](size_t line) { return !axes_of_many(dag, replicates[line]).empty(); });
       PIPER_TRY(check_levels(dag, cut, replicates[*first]));
     } else {
       const auto second = std::ranges::find_if(lines.begin() + 1, lines.end(), [&](size_t line) {
-        return !axes_of(dag, replicates[line]).empty();
+        return !axes_of_many(dag, replicates[line]).empty();
       });
       PIPER_TRY(check_levels(dag, cut, replicates[lines.front()]));
       for (auto line = second; line != lines.end(); ++line) {
@@ -392,13 +393,13 @@ Spoken spoken_of(const Dag& dag, const std::vector<Replicate>& replicates, size_
     const auto own = std::ranges::find(lines, line);
     if (own == lines.end()) continue;
     spoken.is_of_any = true;
-    const std::vector<int32_t> axes = axes_of(dag, replicates[line]);
+    const std::vector<int32_t> axes = axes_of_many(dag, replicates[line]);
     const auto sums = [&](int32_t axis) { return has_parts(dag, param, axis); };
     if (param.gradient.valid() && !axes.empty() && std::ranges::none_of(axes, sums)) continue;
     spoken.params.push_back(param);
     spoken.values.insert(param.value);
     const auto cuts = [&](size_t other) {
-      return replicates[other].shard_optimizer && !axes_of(dag, replicates[other]).empty();
+      return replicates[other].shard_optimizer && !axes_of_many(dag, replicates[other]).empty();
     };
     for (auto before = lines.begin(); before != own; ++before)
       for (const std::string& axis : replicates[*before].over)
@@ -419,7 +420,7 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, c
     spoken.push_back(spoken_of(dag, replicates, line, cut));
     for (const std::string& axis : replicate.over)
       PIPER_TRY(find_axis(dag, axis, replicate.over_at, "replicate"));
-    if (axes_of(dag, replicate).empty()) continue;
+    if (axes_of_many(dag, replicate).empty()) continue;
     const int32_t stream = stream_of(dag, replicate.stream);
     for (SumRound& round : dag.rounds)
       if (round.line == static_cast<int32_t>(line)) round.stream = stream;
@@ -438,7 +439,7 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, c
     const Spoken& of = spoken[line];
     Explanation report{replicate.at, "replicate", {}};
     int64_t ranks = 1;
-    for (const int32_t axis : axes_of(dag, replicate))
+    for (const int32_t axis : axes_of_many(dag, replicate))
       ranks *= dag.mesh[static_cast<size_t>(axis)].size;
     if (replicate.reduce_in.any() && ranks > 1 && reduced_in_blocks(dag, of, replicate).count == 0)
       return fail(replicate.dtype_at, "no gradient travels in {}",

@@ -2,6 +2,7 @@
 #include "axis_choice.h"
 
 #include <algorithm>
+#include <set>
 
 #include "parts.h"
 
@@ -38,12 +39,17 @@ ValueId state_of(const Graph& graph, ValueId id) {
 // Returns whether a value is a state, or parts of a state put together, as a split by scope reads
 // it.
 bool is_of_states(const Graph& graph, ValueId id) {
-  const Value& value = graph.value(id);
-  if (value.kind != ValueKind::kNode) return value.kind == ValueKind::kState;
-  const Node& node = graph.node(value.producer);
-  return (node.op == "Cast" || node.op == "Reshape" || node.op == "Concat") &&
-         std::ranges::all_of(node.inputs,
-                             [&](ValueId input) { return is_of_states(graph, input); });
+  std::set<ValueId> seen;
+  for (std::vector<ValueId> open{id}; !open.empty();) {
+    const ValueId at = open.back();
+    open.pop_back();
+    if (!seen.insert(at).second || graph.value(at).kind == ValueKind::kState) continue;
+    if (graph.value(at).kind != ValueKind::kNode) return false;
+    const Node& node = graph.node(graph.value(at).producer);
+    if (node.op != "Cast" && node.op != "Reshape" && node.op != "Concat") return false;
+    open.insert(open.end(), node.inputs.begin(), node.inputs.end());
+  }
+  return true;
 }
 
 // A gradient has its parameter's layout, so that what updates one by the other converts nothing;
