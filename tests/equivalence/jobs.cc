@@ -183,6 +183,7 @@ void expect_same_when_queued(const PlanSet& set, const BatchSource& data, const 
   auto job = run_job(set, &data, nullptr, nullptr, options);
   ASSERT_TRUE(job) << what << "\n" << print_error(job.error());
   const Trained want = trained_by(*std::move(job));
+  if (std::ssize(want.losses) < steps) return;  // the job stopped where a drawn model diverged
   options.helper = HelperThread::kOn;
   auto helped = run_job(set, &data, nullptr, nullptr, options);
   ASSERT_TRUE(helped) << what << "\n" << print_error(helped.error());

@@ -70,11 +70,13 @@ void explain_directions(const Dag& dag, const Strategy& strategy, Explanations& 
     std::set<std::string> shared, by_all;  // parameters
     int64_t ranks = 1;
   };
-  const auto param_of = [&](ValueId of) -> std::string {
-    const std::string name(dag.graph.value(of).name);
-    for (const Param& param : dag.graph.params)
-      if (name.starts_with(param.name + ".")) return param.name;
-    return name;
+  std::set<std::string_view> params;
+  for (const Param& param : dag.graph.params) params.insert(param.name);
+  const auto param_of = [&](ValueId of) {  // values of a direction begin with its parameter's name
+    const std::string_view name = dag.graph.value(of).name;
+    for (size_t dot = name.rfind('.'); dot != name.npos && dot > 0; dot = name.rfind('.', dot - 1))
+      if (params.contains(name.substr(0, dot))) return std::string(name.substr(0, dot));
+    return std::string(name);
   };
   std::map<size_t, Found> found;  // by entry of `replicate`
   for (const Part& exchange : dag.exchanges) {
