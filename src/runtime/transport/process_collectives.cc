@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 
 #include "process_fabric.h"
 #include "reduce.h"
@@ -335,68 +336,81 @@ Status ProcessFabric::rotate(Group& group, std::span<const Turn> turns) {
   return ok_status();
 }
 
-namespace {
-
-// Visits, of the rows that are in `home`'s part and whose owner is `owner`, one after the other,
-// the bytes [begin, end): visit(byte of the whole, byte of the part, place, bytes). Returns how
-// many bytes they all have.
-template <class Visit>
-int64_t for_each_row(const Rows& rows, int64_t home, int64_t owner, int64_t begin, int64_t end,
-                     Visit visit) {
-  int64_t all = 0;
-  rows.for_each(home, [&](int64_t whole, int64_t part, int64_t own) {
-    if (own != owner) return;
-    const int64_t from = std::max<int64_t>(begin - all, 0),
-                  to = std::min(end - all, rows.row_bytes);
-    if (from < to) visit(whole + from, part + from, all + from, to - from);
-    all += rows.row_bytes;
+void PassingRows::list(const Rows& rows, int64_t own, bool by_owner) {
+  first_.assign(static_cast<size_t>(rows.members) + 1, 0);
+  list_.clear();
+  row_bytes_ = rows.row_bytes;
+  const auto end_of = [&](int64_t member) -> size_t& {
+    return first_[static_cast<size_t>(member) + 1];
+  };
+  if (!by_owner) {  // from the parts of others: one after the other
+    for (int64_t i = 0; i < rows.members; ++i) {
+      rows.for_each(i, [&](int64_t whole, int64_t part, int64_t owner) {
+        if (owner == own) list_.push_back({whole, part});
+      });
+      end_of(i) = list_.size();
+    }
+    return;
+  }
+  rows.for_each(own, [&](int64_t, int64_t, int64_t owner) {
+    if (owner < rows.members) ++end_of(owner);
   });
-  return all;
+  std::partial_sum(first_.begin(), first_.end(), first_.begin());
+  list_.resize(first_.back());
+  next_.assign(first_.begin(), first_.end());
+  rows.for_each(own, [&](int64_t whole, int64_t part, int64_t owner) {
+    if (owner < rows.members) list_[next_[static_cast<size_t>(owner)]++] = {whole, part};
+  });
 }
 
-}  // namespace
+// Visits the bytes [begin, end) of what passes between this rank and the member:
+// visit(byte of the whole, byte of the part, byte of what passes, bytes).
+template <class Visit>
+void PassingRows::visit(int64_t member, int64_t begin, int64_t end, Visit visit) const {
+  if (row_bytes_ == 0) return;
+  const size_t first = first_[static_cast<size_t>(member)];
+  for (int64_t row = begin / row_bytes_, at = row * row_bytes_; at < std::min(end, bytes(member));
+       ++row, at += row_bytes_) {
+    const Row& one = list_[first + static_cast<size_t>(row)];
+    const int64_t from = std::max<int64_t>(begin - at, 0), to = std::min(end - at, row_bytes_);
+    visit(one.whole + from, one.part + from, at + from, to - from);
+  }
+}
 
 // Moves rows to their owners, into wholes, or from them, into parts. Both sides know from the index
-// how many rows pass between them.
+// which rows pass between them.
 Status ProcessFabric::move_rows(Group& group, const Rows& rows, bool whole) {
   const int64_t own = group.position, room = member_room(group);
-  const char* what = whole ? "dispatch" : "combine";
-  // What comes from member i, or goes to it.
-  const auto visit_rows = [&](int64_t i, bool comes, int64_t begin, int64_t end, auto visit) {
-    const bool is_home = comes != whole;
-    return for_each_row(rows, is_home ? own : i, is_home ? i : own, begin, end, visit);
-  };
-  const auto none = [](int64_t, int64_t, int64_t, int64_t) {};
   clear_rows(rows, own, whole);
+  comes_.list(rows, own, /*by_owner=*/!whole);
+  goes_.list(rows, own, /*by_owner=*/whole);
   std::byte* const from = whole ? rows.part : rows.whole;
   std::byte* const to = whole ? rows.whole : rows.part;
-  visit_rows(own, true, 0, INT64_MAX, [&](int64_t at, int64_t part, int64_t, int64_t bytes) {
+  comes_.visit(own, 0, INT64_MAX, [&](int64_t at, int64_t part, int64_t, int64_t bytes) {
     std::memcpy(to + (whole ? at : part), from + (whole ? part : at), static_cast<size_t>(bytes));
   });
   int64_t most = 0;
   PIPER_TRY(group.with_others([&](int64_t i) -> Status {
-    for (const bool comes : {true, false}) most = std::max(most, visit_rows(i, comes, 0, 0, none));
+    most = std::max({most, comes_.bytes(i), goes_.bytes(i)});
     return ok_status();
   }));
   for (int64_t at = 0; at < most; at += room) {
     PIPER_TRY(group.with_others([&](int64_t i) -> Status {
-      const int64_t left = visit_rows(i, true, 0, 0, none) - at;
+      const int64_t left = comes_.bytes(i) - at;
       if (left > 0) PIPER_TRY(group.start_recv(i, in_.data() + i * room, std::min(left, room)));
       std::byte* const out = out_.data() + i * room;
-      const int64_t sent = visit_rows(
-          i, false, at, at + room, [&](int64_t row, int64_t part, int64_t place, int64_t bytes) {
-            std::memcpy(out + place - at, from + (whole ? part : row), static_cast<size_t>(bytes));
-          });
-      if (sent <= at) return ok_status();
-      return group.start_send(i, out, std::min(sent - at, room));
+      goes_.visit(i, at, at + room, [&](int64_t row, int64_t part, int64_t place, int64_t bytes) {
+        std::memcpy(out + place - at, from + (whole ? part : row), static_cast<size_t>(bytes));
+      });
+      const int64_t sent = goes_.bytes(i) - at;
+      return sent <= 0 ? ok_status() : group.start_send(i, out, std::min(sent, room));
     }));
-    PIPER_TRY(group.finish(what));
+    PIPER_TRY(group.finish(whole ? "dispatch" : "combine"));
     PIPER_TRY(group.with_others([&](int64_t i) -> Status {
-      visit_rows(i, true, at, at + room,
-                 [&](int64_t row, int64_t part, int64_t place, int64_t bytes) {
-                   std::memcpy(to + (whole ? row : part), in_.data() + i * room + place - at,
-                               static_cast<size_t>(bytes));
-                 });
+      comes_.visit(i, at, at + room, [&](int64_t row, int64_t part, int64_t place, int64_t bytes) {
+        std::memcpy(to + (whole ? row : part), in_.data() + i * room + place - at,
+                    static_cast<size_t>(bytes));
+      });
       return ok_status();
     }));
   }

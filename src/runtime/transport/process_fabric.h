@@ -69,6 +69,28 @@ class SharedSums {
   std::pair<Group*, uint64_t> slot_users_[kSharedSlots] = {};
 };
 
+// Lists the rows that pass between this rank and each member in a dispatch or a combine.
+class PassingRows {
+ public:
+  // `by_owner`: rows of the own part, which pass between it and their owners; else rows of all
+  // parts that the rank owns.
+  void list(const Rows& rows, int64_t own, bool by_owner);
+  int64_t bytes(int64_t member) const {
+    const auto m = static_cast<size_t>(member);
+    return static_cast<int64_t>(first_[m + 1] - first_[m]) * row_bytes_;
+  }
+  template <class Visit>
+  void visit(int64_t member, int64_t begin, int64_t end, Visit visit) const;
+
+ private:
+  struct Row {
+    int64_t whole, part;  // where it begins, in bytes
+  };
+  std::vector<Row> list_;             // by member
+  std::vector<size_t> first_, next_;  // in `list_`, by member
+  int64_t row_bytes_ = 0;
+};
+
 class ProcessFabric final : public Fabric {
  public:
   // `shares`: sums of ranks of one host may go by way of memory that they share.
@@ -117,6 +139,7 @@ class ProcessFabric final : public Fabric {
   std::vector<Route> routes_;
   std::vector<Transfer> sends_;  // since the last wait_sends
   std::deque<Group> groups_;
+  PassingRows comes_, goes_;         // memory that each dispatch and combine uses again
   std::vector<std::byte> out_, in_;  // one segment of an all-reduce: own data, and others' slices
 };
 
