@@ -254,6 +254,20 @@ TEST(RandomStrategies, ZerosAreTermsOfSums) {
   EXPECT_FALSE(tried.refused);
 }
 
+// The norm reads blocks that are put together over one axis, of a gradient in parts over another,
+// which an optimizer of whole matrices puts together, too.
+TEST(RandomStrategies, NormsAreOfPartsBesideDirections) {
+  constexpr uint64_t kSeed = 820249;
+  const Tried tried = try_strategy(
+      kSeed, RandomModel(kSeed),
+      "piper: 1\nmesh: {cut: 2, dp: 2}\ntrain: {global_batch: 4, clip_norm: 0.1, optimizer: "
+      "{adafactor: {lr: 1e-2}}}\ndirectives:\n"
+      "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n"
+      "  - precision: {compute: bf16, accumulate: f16}\n"
+      "  - shard: {match: block.2.p11, dim: 0, over: cut}\n");
+  EXPECT_FALSE(tried.refused);
+}
+
 TEST(RandomStrategies, EqualOneDevice) {
   const int wanted = given_count().value_or(kSanitized ? 40 : 250);
   int ran = 0, refused = 0, cuts = 0;

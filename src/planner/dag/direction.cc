@@ -45,9 +45,9 @@ class Direction {
     while (!open.empty()) {
       const ValueId value = open.back();
       open.pop_back();
-      for (NodeId id : readers_of(value)) {
+      for (const NodeId id : std::vector(readers_of(value))) {
         const Node& node = graph_.node(id);
-        if (node.pass != Pass::kU || node.op == "SumSquares" || id == cut_.optimizer) continue;
+        if (node.pass != Pass::kU || id == cut_.optimizer || is_of_norm(node)) continue;
         if (!found.insert(id).second) continue;
         open.insert(open.end(), node.outputs.begin(), node.outputs.end());
       }
@@ -55,6 +55,14 @@ class Direction {
     nodes_.assign(found.begin(), found.end());
   }
 
+  // Returns whether the norm alone reads what the node makes: it is added up of runs.
+  bool is_of_norm(const Node& node) {
+    if (node.op == "SumSquares") return true;
+    return node.op == "AllGather" &&
+           std::ranges::all_of(readers_of(node.outputs[0]), [&](NodeId reader) {
+             return graph_.node(reader).op == "SumSquares";
+           });
+  }
   std::vector<NodeId>& readers_of(ValueId value) {
     if (readers_.size() < graph_.values.size()) readers_.resize(graph_.values.size());
     return readers_[value.index()];
