@@ -365,6 +365,27 @@ directives:
   EXPECT_LT(jobs::largest_difference(spread, uncut), 1e-12);
 }
 
+// A region that keeps a mean by channel is split by its channels: each part keeps its own.
+TEST(RandomAxes, StatisticsOfPartsAreOfTheirChannels) {
+  constexpr uint64_t kSeed = 841256;
+  Random random(kSeed);
+  const Folder folder;
+  CompileOptions options;
+  options.model = folder.write("model.onnx", model_of(kSeed, random).bytes());
+  options.strategy = folder.write("strategy.yaml", R"(piper: 1
+train: {global_batch: 6, optimizer: {sgd: {lr: 0.05}}}
+directives:
+  - precision: {compute: f64}
+  - split: {scope: "block/3", dim: 2, into: 3}
+)");
+  const auto compiled = compile(options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const jobs::Trained parts = train_on_numbers(compiled->set, "parts"),
+                      uncut = train_on_numbers(*compiled->uncut, "uncut");
+  ASSERT_FALSE(uncut.losses.empty());
+  EXPECT_LT(jobs::largest_difference(parts, uncut), 1e-12);
+}
+
 // Changes a program that masks what stands behind the end of a dim.
 using ChangeMask = void (*)(Program& program, ProgramOp& fill, ProgramOp& pad);
 // How many masks it has changed.
