@@ -637,7 +637,7 @@ TEST_F(Jobs, EvaluateSeveralSets) {
   }
 }
 
-// Where a source of a mixture would repeat, the others are not read to their end: this is said.
+// The run says that other sources of a mixture are not read to their end where one would repeat.
 TEST_F(Jobs, SayWhatOfAMixtureTheyEvaluate) {
   const auto tokens = [&](const char* name, size_t windows) {
     std::string text;

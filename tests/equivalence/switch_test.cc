@@ -574,7 +574,7 @@ TEST_F(Switch, SourcesWithAnotherNumberOfSamplesAreNamed) {
                         "it, and about 18 others do not come in it") == said.npos,
               !order.empty())
         << said;
-    // With as many samples the order stays.
+    // The order stays where the source has as many samples as before.
     write("shards/a.bin", 56);
     const std::string alike = train("--steps 4 --accept data --resume " + folder + order);
     EXPECT_EQ(alike.find("samples instead of"), alike.npos) << alike;

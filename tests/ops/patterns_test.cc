@@ -136,6 +136,17 @@ ValueId pick(Form& f, const Picked& p, ValueId labels, int64_t axis = 2) {
 ValueId kept(Form& f, const Picked& p) {
   return f.op("Not", {f.op("Equal", {p.labels, f.integer(-100)})});
 }
+// Log-probabilities [4,1], and which of the labels [4] count: together they make [4,4].
+struct ColumnAndMask {
+  ValueId rows, keep;
+};
+ColumnAndMask column_and_mask(Form& f) {
+  const ValueId x = f.input({4, 7}), labels = f.input({4}, DType::kI64);
+  const ValueId log = f.op("LogSoftmax", {x}, {{"axis", int64_t{1}}});
+  const ValueId keep = f.op("Not", {f.op("Equal", {labels, f.integer(-100)})});
+  const ValueId safe = f.op("Where", {keep, labels, f.integer(0)});
+  return {f.op("GatherElements", {log, f.b.reshape(safe, {4, 1})}, {{"axis", int64_t{1}}}), keep};
+}
 ValueId all(Form& f, ValueId x) { return f.b.reduce_sum(x, {0, 1}, false); }
 ValueId as_float(Form& f, ValueId x) { return f.op("Cast", {x}, {{"to", std::string("f64")}}); }
 
@@ -332,23 +343,13 @@ const Case kCases[] = {
      {}},
     {"picked_times_a_mask_that_repeats_them",  // [4,1] of every row times [4]
      [](Form& f) {
-       const ValueId x = f.input({4, 7}), labels = f.input({4}, DType::kI64);
-       const ValueId log = f.op("LogSoftmax", {x}, {{"axis", int64_t{1}}});
-       const ValueId keep = f.op("Not", {f.op("Equal", {labels, f.integer(-100)})});
-       const ValueId safe = f.op("Where", {keep, labels, f.integer(0)});
-       const ValueId rows =
-           f.op("GatherElements", {log, f.b.reshape(safe, {4, 1})}, {{"axis", int64_t{1}}});
+       const auto [rows, keep] = column_and_mask(f);
        return all(f, f.b.mul(rows, as_float(f, keep)));
      },
      {}},
     {"picked_where_a_mask_repeats_them",
      [](Form& f) {
-       const ValueId x = f.input({4, 7}), labels = f.input({4}, DType::kI64);
-       const ValueId log = f.op("LogSoftmax", {x}, {{"axis", int64_t{1}}});
-       const ValueId keep = f.op("Not", {f.op("Equal", {labels, f.integer(-100)})});
-       const ValueId safe = f.op("Where", {keep, labels, f.integer(0)});
-       const ValueId rows =
-           f.op("GatherElements", {log, f.b.reshape(safe, {4, 1})}, {{"axis", int64_t{1}}});
+       const auto [rows, keep] = column_and_mask(f);
        return all(f, f.op("Where", {keep, rows, f.number(0)}));
      },
      {}},

@@ -160,7 +160,7 @@ TEST(Simulate, TransfersTakeSharesOfSeveralLinks) {
   EXPECT_EQ(times_of(set, machine, 0), "all_reduce@0-2.5 all_reduce@0-2.5");
 }
 
-// What a device adds up when all has come does not share the link with what moves then.
+// A device adds up after all messages have come: that shares no link with other messages.
 TEST(Simulate, SumsAreNotOnTheWire) {
   const std::vector<Instruction> both{other(kAllReduce, 0, 0), other(kAllReduce, 1, 1)};
   PlainMachine machine;

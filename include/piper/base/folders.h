@@ -1,4 +1,4 @@
-// Folders of files: one that is replaced as a whole, and what else is in one.
+// Replaces a folder of files as a whole, and lists what else is in one.
 #pragma once
 
 #include <string>

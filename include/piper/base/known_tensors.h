@@ -1,4 +1,4 @@
-// Safetensors files of other programs, whose tensors may be of types that plans do not have.
+// Reads safetensors files of other programs, whose tensors may be of types that plans do not have.
 #pragma once
 
 #include "piper/base/data.h"

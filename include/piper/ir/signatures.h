@@ -1,5 +1,5 @@
-// What graphs and programs of plans may hold: uses of ops as the table of ops has them, with
-// attributes that are known. Plans are checked when they are read, and kernels rely on it.
+// Graphs and programs of plans hold uses of ops as the table of ops has them, with attributes that
+// are known. Plans are checked when they are read, and kernels rely on it.
 #pragma once
 
 #include "piper/ir/ops.h"

@@ -1,4 +1,4 @@
-// Replacing a folder, and what is in one.
+// Replaces a folder as a whole, and lists what is in one.
 #include "piper/base/folders.h"
 
 #include <fcntl.h>

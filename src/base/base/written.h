@@ -1,4 +1,4 @@
-// Files that are written in parts, for the writers of this room.
+// The writers of this room write files in parts.
 #pragma once
 
 #include "piper/base/base.h"

@@ -82,7 +82,7 @@ class Finder {
   }
 
  private:
-  // What is equal in collectives of one computation that may join.
+  // Collectives of one computation may join where these are equal.
   struct Within {
     TaskId computation;
     int32_t depth = 0;  // how many collectives are one after the other up to these
@@ -90,7 +90,7 @@ class Finder {
     std::string op, attributes;
     auto operator<=>(const Within&) const = default;
   };
-  // What is equal in messages that may join.
+  // Messages may join where these are equal.
   struct Key {
     InstructionKind kind = {};
     int32_t cell = 0, peer = 0, stream = 0;

@@ -219,7 +219,8 @@ Result<Start> start_of(const RunOptions& options, Control* control, CheckpointRe
 
 }  // namespace
 
-// Only now: where none can be read, a file system may be missing, and nothing is damaged.
+// Callers have read a checkpoint: where none can be read, a file system may be missing, and nothing
+// is damaged.
 Status set_newer_aside(const RunOptions& options, const Start& start) {
   for (const std::string& each : start.newer) PIPER_TRY(set_aside(options, file_storage(), each));
   return ok_status();

@@ -1,4 +1,4 @@
-// What a job can go back to when a step is not finite. Private to the executor room.
+// Tells what a job can go back to when a step is not finite. Private to the executor room.
 #pragma once
 
 #include "loaded.h"
