@@ -305,6 +305,27 @@ TEST_F(HostileOnnx, LargerThanAllowed) {
   EXPECT_EQ(result.error().message.substr(0, 18), "the model file has");
 }
 
+// Two bytes are an attribute without anything: where nodes hold them, a small file takes gigabytes
+// once it is parsed.
+TEST_F(HostileOnnx, ManyEmptyMessagesAreCountedBeforeTheyAreMade) {
+  const auto field = [](int number, const std::string& bytes) {
+    std::string out;
+    for (uint64_t value :
+         {static_cast<uint64_t>(number << 3 | 2), static_cast<uint64_t>(bytes.size())}) {
+      for (; value >= 128; value >>= 7) out += static_cast<char>(value | 128);
+      out += static_cast<char>(value);
+    }
+    return out + bytes;
+  };
+  std::string attributes;
+  for (int i = 0; i < 21'000'000; ++i) attributes += {'\x2a', '\0'};
+  const std::string of_a_graph = field(7, field(1, attributes)),
+                    of_a_function = field(25, field(7, attributes));
+  for (const std::string& bytes : {of_a_graph, of_a_function})
+    EXPECT_EQ(import_bytes(bytes),
+              "the model has more than 20000000 messages and texts (nodes, tensors, names)");
+}
+
 TEST_F(HostileOnnx, AbsentOrNoFile) {
   EXPECT_FALSE(import_onnx((folder_ / "absent.onnx").string(), {}).ok());
   EXPECT_FALSE(import_onnx(folder_.string(), {}).ok());

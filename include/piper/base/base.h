@@ -134,7 +134,7 @@ struct Id {
 };
 
 enum class DType : uint8_t { kF32, kF64, kBF16, kF16, kI64, kI32, kBool };
-inline constexpr int kNumDTypes = 7;
+inline constexpr int kNumDTypes = 7, kMaxRank = 16;  // kMaxRank: dims of a tensor, at most
 
 struct DTypeInfo {
   DType dtype;

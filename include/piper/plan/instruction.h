@@ -148,9 +148,9 @@ constexpr bool takes_pairs(InstructionKind kind) {
 // Returns whether it moves elements between its args as its group says: a collective, or a rank's
 // own part of a value.
 constexpr bool moves_by_group(InstructionKind kind) { return info(kind).args != ArgForm::kOwn; }
-// Returns the row whose `op` or `maximum_op` this is; null: the op is computed.
+// Returns the row whose `op` or `maximum_op` this is, or whose `word`; null: none, the op is
+// computed.
 const InstructionDef* find_instruction(std::string_view op);
-// The row whose `word` this is; null: there is none.
 const InstructionDef* find_instruction_by_word(std::string_view word);
 
 enum class Reduction : uint8_t { kSum, kMax };
@@ -215,9 +215,7 @@ struct Instruction {
   int64_t outer = 1;
   // Of pairs and kPosition: in every second stretch members count from its end.
   bool mirrored = false;
-  // kAllToAll: of the whole, into what its other part has blocks. An arg by -1 (or by `dim` -1) has
-  // flat runs of as many values as members, [members, n]; the other is the own one, [1, members n].
-  int32_t to_dim = -1;
+  int32_t to_dim = -1;  // kAllToAll: of the whole, into what its other part has blocks
   int64_t to_outer = 1;
   bool to_mirrored = false;
   int32_t turn = 0;   // kRotate, kPosition
@@ -228,6 +226,11 @@ struct Instruction {
   Scaled scaled = Scaled::kNone;
   int64_t block = 0;
   InBlocks in_blocks() const { return {scaled, block}; }
+  // Whether an all-to-all exchanges flat runs of as many values as members: the arg by dim -1 has a
+  // run of each, [members, n], and the other one all runs of its own value, [1, members n].
+  bool exchanges_runs() const {
+    return kind == InstructionKind::kAllToAll && (dim < 0 || to_dim < 0);
+  }
   // Messages and collectives: index of RoleProgram::communicators. What one of them does, all its
   // members do in the same order.
   int32_t communicator = -1;

@@ -8,7 +8,6 @@
 
 namespace piper::cpu {
 
-inline constexpr int kMaxRank = 16;
 inline constexpr int kMaxOperands = 32;
 
 // Returns row-major strides in elements.

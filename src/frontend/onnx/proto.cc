@@ -1,5 +1,6 @@
 // Reads an ONNX file and checks everything that can be checked without knowing operators.
 #include <google/protobuf/arena.h>
+#include <google/protobuf/descriptor.h>
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
@@ -17,8 +18,8 @@ namespace {
 
 namespace pb = google::protobuf;
 
-constexpr int64_t kMaxEntries =
-    2'000'000;  // nodes and tensors: parsed messages take far more room than the file
+// Messages and texts of a file: two bytes can stand for an object of 150.
+constexpr int64_t kMaxEntries = 20'000'000;
 
 // ---- Metadata: kept as unknown fields -----------------------------------------------------------
 
@@ -218,23 +219,26 @@ Status read_value_infos(const onnx::GraphProto& graph, OnnxModel& model) {
 
 // ---- The file -----------------------------------------------------------------------------------
 
-// Counts nodes and tensors of the graph in the encoded bytes, before messages many times their size
-// are made.
-int64_t count_entries(pb::io::CodedInputStream& in, bool in_graph) {
+// Counts messages and texts in the encoded bytes, at any depth, before objects many times their
+// size are made of them.
+int64_t count_entries(pb::io::CodedInputStream& in, const pb::Descriptor& type, int depth = 0) {
+  constexpr int kMaxDepth = 100;  // the parser reads no deeper
   int64_t count = 0;
   while (const uint32_t tag = in.ReadTag()) {
     const uint32_t field = tag >> 3, kind = tag & 7;
     if (kind == 2) {
       uint32_t length = 0;
       if (!in.ReadVarint32(&length)) break;
-      if (!in_graph && field == 7) {
-        const auto limit = in.PushLimit(static_cast<int>(length));
-        count += count_entries(in, true);
-        in.PopLimit(limit);
-        continue;
-      }
       ++count;
-      if (!in.Skip(static_cast<int>(length))) break;
+      const pb::FieldDescriptor* known = type.FindFieldByNumber(static_cast<int>(field));
+      if (known && known->message_type() && depth < kMaxDepth) {
+        const auto limit = in.PushLimit(static_cast<int>(length));
+        count += count_entries(in, *known->message_type(), depth + 1);
+        if (!in.Skip(in.BytesUntilLimit())) break;
+        in.PopLimit(limit);
+      } else if (!in.Skip(static_cast<int>(length))) {
+        break;
+      }
     } else if (kind == 0) {
       uint64_t ignored = 0;
       if (!in.ReadVarint64(&ignored)) break;
@@ -263,9 +267,9 @@ Result<onnx::ModelProto*> parse_model(const std::string& path, int64_t max_bytes
   const auto* data = reinterpret_cast<const uint8_t*>(file.data);
   const int size = static_cast<int>(file.size);
   pb::io::CodedInputStream count(data, size);
-  if (count_entries(count, false) > kMaxEntries) {
-    return fail("the graph has more than {} nodes and tensors", kMaxEntries);
-  }
+  if (count_entries(count, *onnx::ModelProto::descriptor()) > kMaxEntries)
+    return fail("the model has more than {} messages and texts (nodes, tensors, names)",
+                kMaxEntries);
   auto* model = pb::Arena::CreateMessage<onnx::ModelProto>(&arena);
   pb::LogSilencer silence;
   if (size == 0 || !model->ParseFromArray(data, size)) {

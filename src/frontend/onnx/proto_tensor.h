@@ -8,8 +8,6 @@
 
 namespace piper::onnx_import {
 
-inline constexpr int kMaxRank = 16;
-
 // Fails if the name is empty, too long or not UTF-8. `role` says what has it.
 Status check_name(std::string_view role, const std::string& name);
 // Returns a name of the file as an error shows it.

@@ -129,9 +129,9 @@ class InstructionCheck {
 
   // Returns whether an exchange has two dims, or runs of values and dim 0.
   bool has_two_dims() const {
-    const bool in_runs = one_.dim < 0 || one_.to_dim < 0;
-    return in_runs ? one_.dim + one_.to_dim == -1 && one_.outer == 1 && one_.to_outer == 1
-                   : one_.dim != one_.to_dim;
+    return one_.exchanges_runs()
+               ? one_.dim + one_.to_dim == -1 && one_.outer == 1 && one_.to_outer == 1
+               : one_.dim != one_.to_dim;
   }
 
   Status check_slice() const {
@@ -305,8 +305,8 @@ class InstructionCheck {
     const int64_t members = members_of(role_, one_.group);
     Shape from = type(arg).shape, to = type(arg + 1).shape;
     const int32_t dim = one_.dim < 0 ? 1 : one_.dim, to_dim = one_.to_dim < 0 ? 1 : one_.to_dim;
-    const bool in_runs = one_.dim < 0 || one_.to_dim < 0;
-    if (in_runs && (from.size() != 2 || to.size() != 2 || (one_.dim < 0 ? to : from)[0] != 1))
+    if (one_.exchanges_runs() &&
+        (from.size() != 2 || to.size() != 2 || (one_.dim < 0 ? to : from)[0] != 1))
       return false;
     return cut_dim(from, to_dim, one_.to_outer, members) && cut_dim(to, dim, one_.outer, members) &&
            from == to;

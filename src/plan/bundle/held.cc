@@ -161,8 +161,7 @@ bool cuts_dims(const RoleProgram& role) {
       if (cut.axis >= 0 && ranks_on(cut.axis) > 1) return true;
   for (const auto* list : role.sections())
     for (const Instruction& one : *list) {
-      const bool in_runs = one.kind == InstructionKind::kAllToAll && one.to_dim < 0;
-      if (one.dim < 0 || in_runs) continue;
+      if (one.dim < 0 || one.exchanges_runs()) continue;
       for (int32_t axis : role.groups[static_cast<size_t>(one.group)].axes)
         if (ranks_on(axis) > 1) return true;
     }

@@ -291,13 +291,10 @@ class EffectsWalk : public BufferWalk<uint64_t> {
       if (takes_index(one.kind)) made = join_symbols(made, held(members[0], one.args[2]));
     }
     if (parts && info(one.kind).args == ArgForm::kTurns) made = values_.in_turn(made);
-    if (one.kind == InstructionKind::kAllToAll && one.dim < 0)
-      made = values_.taken_apart(
-          made, model_.cells[members[0].cell].role->tensor(one.args[a]).type.shape[0]);
-    else if (one.kind == InstructionKind::kAllToAll && one.to_dim < 0)
-      made = values_.put_in_rows(made);
-    const DType type = model_.cells[members[0].cell].role->tensor(one.args[a]).type.dtype;
-    const bool is_rounded = one.scaled != Scaled::kNone || is_half(type);
+    const TensorType& type = model_.cells[members[0].cell].role->tensor(one.args[a]).type;
+    if (one.exchanges_runs())
+      made = one.dim < 0 ? values_.taken_apart(made, type.shape[0]) : values_.put_in_rows(made);
+    const bool is_rounded = one.scaled != Scaled::kNone || is_half(type.dtype);
     if (info(one.kind).adds && is_rounded && sums_.contains(made)) effects_.rounds = true;
     return one.scaled == Scaled::kNone ? made : in_blocks(members[0], a, made);
   }

@@ -204,7 +204,7 @@ Exchange exchange_of(const Instruction& from, const TensorType& type, const Shap
   return made;
 }
 
-// Flat runs of the values of all members, [members, n], are blocks of dim 1.
+// Runs of values are blocks of dim 1.
 Status bind_exchanges(State& state, Instruction from, std::span<const int64_t> group_sizes,
                       Op& op) {
   for (int32_t* dim : {&from.dim, &from.to_dim})
