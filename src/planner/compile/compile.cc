@@ -603,108 +603,157 @@ void explain_set(const Strategy& strategy, const std::string& target, Compiled& 
     compiled.explanations.push_back({one.at, one.what, {"left out: " + one.why}});
 }
 
+// One compilation, from the files to the plan sets: each method is a phase and reads what those
+// before it have left.
+class Compilation {
+ public:
+  explicit Compilation(const CompileOptions& options) : options_(options) {}
+
+  // The strategy, and the model's forward graph with its loss.
+  Status read() {
+    const auto read_strategy = [&]() -> Result<Strategy> {
+      PIPER_ASSIGN(Strategy read,
+                   parse_strategy(options_.strategy, options_.defines, options_.library));
+      resize_axes(options_, read);
+      return read;
+    };
+    PIPER_ASSIGN(Strategy as_read, steps_.run("strategy", read_strategy, print_strategy));
+    compiled_.rampup = as_read.rampup;
+    PIPER_ASSIGN(written_, join_axes(std::move(as_read), compiled_.explanations));
+    PIPER_ASSIGN(strategy_, place_sites(written_));
+    const auto read_graph = [&] { return read_model(options_, strategy_); };
+    PIPER_ASSIGN(Imported imported, steps_.run("import", read_graph, [](const Imported& i) {
+      return print_graph(i.graph);
+    }));
+    PIPER_ASSIGN(Graph graph, take_model(imported, strategy_, compiled_));
+    untouched_ = std::move(imported.untouched);
+    const auto find = [&] { return read_patterns(std::move(graph), options_, strategy_); };
+    PIPER_ASSIGN(graph_, find_patterns(find, steps_, compiled_));
+    return ok_status();
+  }
+
+  // Regions, dtypes, what is trained, and the graphs of evaluation and of outer updates.
+  Status mark_forward() {
+    PIPER_ASSIGN(cut_, apply_split(strategy_, graph_.batch, compiled_.explanations));
+    variables_ = scope_of(strategy_, cut_);
+    PIPER_TRY(check_devices(options_, cut_));
+    costs_.emplace(options_.devices.get(), strategy_, cut_, variables_);
+    const auto annotate = [&] {
+      return annotated(std::move(graph_), strategy_, variables_, *costs_, compiled_.explanations);
+    };
+    PIPER_ASSIGN(graph_, steps_.run("annotate", annotate, print_graph));
+    const auto cast = [&] {
+      return apply_precision(std::move(graph_), strategy_.precisions, variables_,
+                             compiled_.explanations);
+    };
+    PIPER_ASSIGN(graph_, steps_.run("precision", cast, print_graph));
+    graph_ = train_parts(std::move(graph_), strategy_, trained_parts_, compiled_.explanations);
+    explain_training(strategy_, graph_, compiled_.explanations);
+    if (options_.evaluation) PIPER_TRY(make_evaluation());
+    if (strategy_.local_steps.empty()) return ok_status();
+    PIPER_ASSIGN(const std::vector<std::string> tags, region_tags(written_, graph_));
+    PIPER_ASSIGN(Sites sites,
+                 make_sites(std::move(graph_), strategy_, tags, compiled_.explanations));
+    graph_ = std::move(sites.forward), outer_ = std::move(sites.outer);
+    return ok_status();
+  }
+
+  // The training step: gradients and updates.
+  Status derive() {
+    Strategy trained = strategy_;
+    trained.train.sites = sites_of(strategy_);
+    if (!outer_.empty()) trained.train.ema.reset();  // that is of the outer parameters
+    PIPER_TRY(count_tokens(graph_, options_, trained));
+    const auto differentiated = [&] {
+      const bool frozen = std::ranges::all_of(graph_.params, &Param::frozen);
+      Result<Differentiated> made = differentiate(std::move(graph_), trained.train);
+      const auto rule =
+          std::ranges::find(strategy_.parameters, ParamRule::Kind::kFreeze, &ParamRule::kind);
+      if (!made && frozen && rule != strategy_.parameters.end()) made.error().at = rule->at;
+      return made;
+    };
+    PIPER_ASSIGN(Differentiated step,
+                 steps_.run("autodiff", differentiated,
+                            [](const Differentiated& d) { return print_graph(d.graph); }));
+    const auto find_backward = [&] { return recognise(std::move(step.graph)); };
+    PIPER_ASSIGN(graph_, find_patterns(find_backward, steps_, compiled_));
+    PIPER_ASSIGN(graph_, accumulate_in_halves(std::move(graph_), strategy_.precisions));
+    for (const std::string& name : step.without_gradient)
+      compiled_.notes.push_back({name, "gets no gradient and is not trained"});
+    PIPER_ASSIGN(cut_, couple_replicas(graph_, strategy_, std::move(cut_), compiled_.explanations));
+    PIPER_ASSIGN(cut_, choose_replicas(graph_, strategy_, variables_, std::move(cut_)));
+    PIPER_ASSIGN(graph_,
+                 round_gathered(std::move(graph_), strategy_, cut_, compiled_.explanations));
+    if (Explanations unsaid; evaluation_) {
+      PIPER_ASSIGN(evaluation_, round_gathered(*std::move(evaluation_), strategy_, cut_, unsaid));
+    }
+    return ok_status();
+  }
+
+  // The plans, and those of the oracles that prove them.
+  Result<Compiled> plan() {
+    PIPER_ASSIGN(compiled_.set, plans_of(Target::kStrategy));
+    keep_untouched(std::move(untouched_), compiled_.set);
+    explain_set(strategy_, options_.target, compiled_);
+    if (options_.oracles) {
+      steps_.quiet = true;
+      PIPER_ASSIGN(compiled_.single, plans_of(single_target(options_, cut_, compiled_)));
+      PIPER_ASSIGN(compiled_.uncut, plans_of(Target::kUncut));
+      steps_.quiet = false;
+      const auto check = [&] { return check_plans(compiled_.set, &*compiled_.single, strategy_); };
+      PIPER_TRY(steps_.run("verify", check));
+    }
+    PIPER_TRY(name_plan_sets(options_, written_, compiled_));
+    return std::move(compiled_);
+  }
+
+ private:
+  Status make_evaluation() {
+    for (const OffloadRule& rule : strategy_.offloads)
+      if (rule.what == OffloadRule::What::kParameters)
+        return fail(rule.at, "not supported: --eval with parameters that are on the host");
+    PIPER_ASSIGN(evaluation_, evaluation_step(graph_, strategy_, compiled_.explanations));
+    return ok_status();
+  }
+
+  // What the strategy's plans find out, the oracles follow: the order of sums, where values lie.
+  Result<PlanSet> plans_of(Target target) {
+    of_outer_.resize(outer_.size());
+    return make_plans(graph_, cut_,
+                      {target, options_, strategy_, steps_, compiled_, variables_, *costs_,
+                       summing_, evaluation_ ? &*evaluation_ : nullptr, of_evaluation_, lie_,
+                       in_blocks_, outer_, of_outer_, &trained_parts_});
+  }
+
+  const CompileOptions& options_;
+  Compiled compiled_;
+  Steps steps_{options_, compiled_};
+  Strategy written_;   // as in the file, with its axes joined
+  Strategy strategy_;  // with the places of sites
+  std::vector<NamedTensor> untouched_;
+  Graph graph_;  // forward; after derive() the step
+  Cut cut_;
+  Variables variables_;
+  std::optional<JobCosts> costs_;
+  std::map<std::string, TrainedPart> trained_parts_;
+  std::optional<Graph> evaluation_;
+  std::vector<Graph> outer_;  // by entry of local_steps
+  Summing summing_, of_evaluation_;
+  std::vector<Summing> of_outer_;  // as `outer_`
+  std::map<std::string, std::vector<AxisLayout>> lie_;
+  InBlocksOf in_blocks_;
+};
+
 }  // namespace
 
 std::span<const std::string_view> dump_steps() { return kSteps; }
 
 Result<Compiled> compile(const CompileOptions& options) {
-  Compiled compiled;
-  Steps steps(options, compiled);
-  const auto read_strategy = [&]() -> Result<Strategy> {
-    PIPER_ASSIGN(Strategy read, parse_strategy(options.strategy, options.defines, options.library));
-    resize_axes(options, read);
-    return read;
-  };
-  PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy, print_strategy));
-  compiled.rampup = strategy.rampup;
-  PIPER_ASSIGN(const Strategy written, join_axes(std::move(strategy), compiled.explanations));
-  PIPER_ASSIGN(strategy, place_sites(written));
-  const auto read = [&] { return read_model(options, strategy); };
-  PIPER_ASSIGN(Imported imported,
-               steps.run("import", read, [](const Imported& i) { return print_graph(i.graph); }));
-  PIPER_ASSIGN(Graph graph, take_model(imported, strategy, compiled));
-  const auto find = [&] { return read_patterns(std::move(graph), options, strategy); };
-  PIPER_ASSIGN(graph, find_patterns(find, steps, compiled));
-  PIPER_ASSIGN(Cut cut, apply_split(strategy, graph.batch, compiled.explanations));
-  const Variables variables = scope_of(strategy, cut);
-  PIPER_TRY(check_devices(options, cut));
-  const JobCosts costs(options.devices.get(), strategy, cut, variables);
-  const auto annotate = [&] {
-    return annotated(std::move(graph), strategy, variables, costs, compiled.explanations);
-  };
-  PIPER_ASSIGN(graph, steps.run("annotate", annotate, print_graph));
-  const auto cast = [&] {
-    return apply_precision(std::move(graph), strategy.precisions, variables, compiled.explanations);
-  };
-  PIPER_ASSIGN(graph, steps.run("precision", cast, print_graph));
-  std::map<std::string, TrainedPart> trained_parts;
-  graph = train_parts(std::move(graph), strategy, trained_parts, compiled.explanations);
-  explain_training(strategy, graph, compiled.explanations);
-  std::optional<Graph> evaluation;
-  if (options.evaluation) {
-    for (const OffloadRule& rule : strategy.offloads)
-      if (rule.what == OffloadRule::What::kParameters)
-        return fail(rule.at, "not supported: --eval with parameters that are on the host");
-    PIPER_ASSIGN(evaluation, evaluation_step(graph, strategy, compiled.explanations));
-  }
-  std::vector<Graph> outer;
-  if (!strategy.local_steps.empty()) {
-    PIPER_ASSIGN(const std::vector<std::string> tags, region_tags(written, graph));
-    PIPER_ASSIGN(Sites sites, make_sites(std::move(graph), strategy, tags, compiled.explanations));
-    graph = std::move(sites.forward), outer = std::move(sites.outer);
-  }
-  Strategy trained = strategy;
-  trained.train.sites = sites_of(strategy);
-  if (!outer.empty()) trained.train.ema.reset();  // that is of the outer parameters
-  PIPER_TRY(count_tokens(graph, options, trained));
-  const auto derive = [&] {
-    const bool frozen = std::ranges::all_of(graph.params, &Param::frozen);
-    Result<Differentiated> made = differentiate(std::move(graph), trained.train);
-    const auto rule =
-        std::ranges::find(strategy.parameters, ParamRule::Kind::kFreeze, &ParamRule::kind);
-    if (!made && frozen && rule != strategy.parameters.end()) made.error().at = rule->at;
-    return made;
-  };
-  PIPER_ASSIGN(Differentiated step, steps.run("autodiff", derive, [](const Differentiated& d) {
-    return print_graph(d.graph);
-  }));
-  const auto find_backward = [&] { return recognise(std::move(step.graph)); };
-  PIPER_ASSIGN(step.graph, find_patterns(find_backward, steps, compiled));
-  PIPER_ASSIGN(step.graph, accumulate_in_halves(std::move(step.graph), strategy.precisions));
-  for (const std::string& name : step.without_gradient)
-    compiled.notes.push_back({name, "gets no gradient and is not trained"});
-
-  PIPER_ASSIGN(cut, couple_replicas(step.graph, strategy, std::move(cut), compiled.explanations));
-  PIPER_ASSIGN(cut, choose_replicas(step.graph, strategy, variables, std::move(cut)));
-  PIPER_ASSIGN(step.graph,
-               round_gathered(std::move(step.graph), strategy, cut, compiled.explanations));
-  if (Explanations unsaid; evaluation) {
-    PIPER_ASSIGN(evaluation, round_gathered(*std::move(evaluation), strategy, cut, unsaid));
-  }
-
-  Summing summing, of_evaluation;
-  std::vector<Summing> of_outer(outer.size());
-  std::map<std::string, std::vector<AxisLayout>> lie;
-  InBlocksOf in_blocks;
-  const auto plans_of = [&](Target target) {
-    return make_plans(step.graph, cut,
-                      {target, options, strategy, steps, compiled, variables, costs, summing,
-                       evaluation ? &*evaluation : nullptr, of_evaluation, lie, in_blocks, outer,
-                       of_outer, &trained_parts});
-  };
-  PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
-  keep_untouched(std::move(imported.untouched), compiled.set);
-  explain_set(strategy, options.target, compiled);
-  if (options.oracles) {
-    steps.quiet = true;
-    PIPER_ASSIGN(compiled.single, plans_of(single_target(options, cut, compiled)));
-    PIPER_ASSIGN(compiled.uncut, plans_of(Target::kUncut));
-    steps.quiet = false;
-    PIPER_TRY(steps.run("verify",
-                        [&] { return check_plans(compiled.set, &*compiled.single, strategy); }));
-  }
-  PIPER_TRY(name_plan_sets(options, written, compiled));
-  return compiled;
+  Compilation one(options);
+  PIPER_TRY(one.read());
+  PIPER_TRY(one.mark_forward());
+  PIPER_TRY(one.derive());
+  return one.plan();
 }
 
 }  // namespace piper
