@@ -89,7 +89,7 @@ SampleRun SumCheck::summed_over(uint32_t axes, const SampleRun& run) {
 
 int32_t SumCheck::known_to_all(uint32_t axes, int32_t sets) {
   int32_t known = IdSets::kEmpty;
-  for (const int32_t set : std::vector<int32_t>(sets_.at(sets))) {
+  for (const int32_t set : sets_.at(sets)) {
     SampleRun run = summed_over(axes, samples_.run(set));
     run.times = samples_.run(set).times;
     known = sets_.unite(known, sets_.single(samples_.id_of(run)));
