@@ -159,33 +159,8 @@ Status run(Flags& flags) {
   return ok_status();
 }
 
-}  // namespace
-}  // namespace piper
-
-int main(int argc, char** argv) {
-  piper::prepare_process();
-  CLI::App app(
-      "Searches the strategy that is predicted to be fastest on a cluster: mesh, schedule, ZeRO, "
-      "tensor, context and expert "
-      "parallelism, microbatches, recomputation and offloading. Candidates are compiled, proven "
-      "and simulated; "
-      "the "
-      "result is an ordinary strategy file.\n\n"
-      "  piper-search model.onnx train.yaml --cluster '<h100x8>' -o best.yaml\n"
-      "  piperc model.onnx best.yaml -o plans\n\n"
-      "A table over params of one strategy, as FILE.yaml lists them "
-      "(piper_sweep: 1, params: {stages: [1, 2, 4], microbatches: [8, 16]}):\n\n"
-      "  piper-search model.onnx mine.yaml --cluster '<h100x8>' --sweep FILE.yaml",
-      "piper-search");
-  app.footer(
-      "\nChoices of --fix: pipeline, tensor, replicas, context, experts, microbatches, keep "
-      "(numbers), "
-      "schedule, memory, recompute (words), sequence, vocabulary, offload (yes or no).\n\nexit "
-      "codes: 0 found, 2 wrong "
-      "usage, 3 "
-      "nothing fits, 1 or 4 the model or the strategy cannot be read, 12 the system refused");
-  piper::Flags flags;
-  piper::SearchOptions& search = flags.search;
+void add_flags(CLI::App& app, Flags& flags) {
+  SearchOptions& search = flags.search;
   app.add_option("MODEL", search.compile.model, "ONNX file; its data file need not be there")
       ->required();
   app.add_option("STRATEGY", search.compile.strategy,
@@ -213,7 +188,7 @@ int main(int argc, char** argv) {
       ->type_name("FILE.json");
   app.add_option("--ranks", search.ranks, "how many devices; default: all of the cluster")
       ->type_name("N")
-      ->check(piper::a_count(1));
+      ->check(a_count(1));
   app.add_option("--memory", flags.memory,
                  "limit on the memory of a rank, as 80GB; default: what a device has")
       ->type_name("SIZE");
@@ -227,13 +202,13 @@ int main(int argc, char** argv) {
       ->delimiter(',');
   app.add_option("--most", search.most, "how many candidates to try at most")
       ->type_name("N")
-      ->check(piper::a_count(1))
+      ->check(a_count(1))
       ->capture_default_str();
   app.add_option("--threads", search.threads,
                  "how many candidates are tried at once, which changes no result (default: the "
                  "cores)")
       ->type_name("N")
-      ->check(piper::a_count(1));
+      ->check(a_count(1));
   app.add_option("-D", flags.defines, "override a param of the strategy")
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false);
@@ -241,6 +216,30 @@ int main(int argc, char** argv) {
       ->type_name("DIR")
       ->check(CLI::ExistingDirectory)
       ->allow_extra_args(false);
+}
+
+}  // namespace
+}  // namespace piper
+
+int main(int argc, char** argv) {
+  piper::prepare_process();
+  CLI::App app(
+      "Searches the strategy that is predicted to be fastest on a cluster: mesh, schedule, ZeRO, "
+      "tensor, context and expert parallelism, microbatches, recomputation and offloading. "
+      "Candidates are compiled, proven and simulated; the result is an ordinary strategy file.\n\n"
+      "  piper-search model.onnx train.yaml --cluster '<h100x8>' -o best.yaml\n"
+      "  piperc model.onnx best.yaml -o plans\n\n"
+      "A table over params of one strategy, as FILE.yaml lists them "
+      "(piper_sweep: 1, params: {stages: [1, 2, 4], microbatches: [8, 16]}):\n\n"
+      "  piper-search model.onnx mine.yaml --cluster '<h100x8>' --sweep FILE.yaml",
+      "piper-search");
+  app.footer(
+      "\nChoices of --fix: pipeline, tensor, replicas, context, experts, microbatches, keep "
+      "(numbers), schedule, memory, recompute (words), sequence, vocabulary, offload (yes or no)."
+      "\n\nexit codes: 0 found, 2 wrong usage, 3 nothing fits, 1 or 4 the model or the strategy "
+      "cannot be read, 12 the system refused");
+  piper::Flags flags;
+  piper::add_flags(app, flags);
   piper::suggest_flags(app);
   app.set_version_flag("--version", fmt::format("piper-search {}", piper::version()));
   try {
