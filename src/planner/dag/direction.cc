@@ -45,7 +45,7 @@ class Direction {
     while (!open.empty()) {
       const ValueId value = open.back();
       open.pop_back();
-      for (const NodeId id : std::vector(readers_of(value))) {
+      for (const NodeId id : readers_of(value)) {
         const Node& node = graph_.node(id);
         if (node.pass != Pass::kU || id == cut_.optimizer || is_of_norm(node)) continue;
         if (!found.insert(id).second) continue;
@@ -63,9 +63,8 @@ class Direction {
              return graph_.node(reader).op == "SumSquares";
            });
   }
-  std::vector<NodeId>& readers_of(ValueId value) {
-    if (readers_.size() < graph_.values.size()) readers_.resize(graph_.values.size());
-    return readers_[value.index()];
+  std::span<const NodeId> readers_of(ValueId value) const {
+    return value.index() < readers_.size() ? readers_[value.index()] : std::span<const NodeId>();
   }
 
   // Finds the states that can be kept in runs: those of the parameter's shape whose next value is
@@ -131,8 +130,9 @@ class Direction {
         node.outputs.clear();
         node.name += ".whole";
         const NodeId copy = graph_.add_node(std::move(node), std::vector{value.type});
+        readers_.resize(graph_.values.size());
         for (const ValueId input : graph_.node(copy).inputs)
-          if (input.valid()) readers_of(input).push_back(copy);
+          if (input.valid()) readers_[input.index()].push_back(copy);
         const ValueId made = graph_.node(copy).outputs[0];
         graph_.value(made).over = value.over;
         return whole_[run] = made;
