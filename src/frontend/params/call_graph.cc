@@ -68,6 +68,7 @@ void CallGraph::make_groups() {
   for (size_t n = 0; n < model.nodes.size(); ++n) {
     for (const std::string& output : node(n).outputs)
       if (!output.empty()) maker_.emplace(output, n);
+    for (const std::string& input : node(n).inputs) reads(n, input);
     std::optional<Call>& call = calls[n];
     if (!call) continue;
     const auto [entry, is_new] = group_of_.emplace(call->name, groups_.size());
@@ -90,15 +91,34 @@ void CallGraph::add_inputs(std::span<const Claim> claims) {
 }
 
 void CallGraph::apply(const Edit& edit) {
-  for (size_t k = 0; k < edit.readers.size(); ++k)
-    edited_.nodes[edit.readers[k].first].inputs[edit.readers[k].second] = edit.results[k];
+  for (size_t k = 0; k < edit.readers.size(); ++k) {
+    const auto [n, i] = edit.readers[k];
+    std::vector<std::string>& inputs = edited_.nodes[n].inputs;
+    const std::string before = std::exchange(inputs[i], edit.results[k]);
+    if (std::ranges::find(inputs, before) == inputs.end()) std::erase(readers_[before], n);
+    reads(n, inputs[i]);
+  }
   for (const NodeCopy& copy : edit.copies) {
+    for (const std::string& input : copy.node.inputs) reads(model.nodes.size(), input);
     for (const std::string& output : copy.node.outputs)
       if (!output.empty()) maker_.emplace(output, model.nodes.size());
     edited_.nodes.push_back(copy.node);
     edited_scopes_.push_back(copy.scope);
   }
   if (edit.of) group_of_.emplace(edit.call, static_cast<size_t>(edit.of - groups_.data()));
+}
+
+const std::vector<size_t>& CallGraph::nodes_that_read(const std::string& value) const {
+  static const std::vector<size_t> kNone;
+  const auto at = readers_.find(value);
+  return at == readers_.end() ? kNone : at->second;
+}
+
+void CallGraph::reads(size_t node, const std::string& value) {
+  if (value.empty()) return;  // an input that is left out
+  std::vector<size_t>& nodes = readers_[value];
+  const auto at = std::ranges::lower_bound(nodes, node);
+  if (at == nodes.end() || *at != node) nodes.insert(at, node);
 }
 
 const Group* CallGraph::group_at(size_t node) const {
@@ -191,29 +211,27 @@ std::vector<std::string> CallGraph::read_instead(const Group& group, const CallA
 }
 
 std::vector<const Group*> CallGraph::readers_of(const std::string& value) const {
-  std::vector<const Group*> out;
-  for (const Group& group : groups_)
-    if (std::any_of(group.nodes.begin(), group.nodes.end(), [&](size_t n) {
-          return std::count(node(n).inputs.begin(), node(n).inputs.end(), value) > 0;
-        }))
-      out.push_back(&group);
-  return out;
+  std::set<const Group*> found;  // in the order of groups
+  for (const size_t n : nodes_that_read(value))
+    if (const Group* group = group_at(n)) found.insert(group);
+  return {found.begin(), found.end()};
 }
 
 // The first steps of equal calls are merged, so the search goes on through nodes without a call and
 // through values within one.
 std::vector<const Group*> CallGraph::readers_of_node(size_t from) const {
   std::vector<const Group*> out;
-  std::set<std::string> open(node(from).outputs.begin(), node(from).outputs.end());
-  for (size_t n = from + 1; n < model.nodes.size(); ++n) {
-    const std::vector<std::string>& inputs = node(n).inputs;
-    if (std::none_of(inputs.begin(), inputs.end(),
-                     [&](const std::string& input) { return open.count(input) > 0; }))
-      continue;
-    const Group* group = group_at(n);
+  std::set<size_t> open;  // nodes after `from`
+  const auto follow = [&](const std::string& value) {
+    const std::vector<size_t>& nodes = nodes_that_read(value);
+    open.insert(std::ranges::upper_bound(nodes, from), nodes.end());
+  };
+  for (const std::string& output : node(from).outputs) follow(output);
+  for (auto n = open.begin(); n != open.end(); ++n) {
+    const Group* group = group_at(*n);
     if (group) out.push_back(group);
-    for (const std::string& output : node(n).outputs)
-      if (!group || output != group->call.name) open.insert(output);
+    for (const std::string& output : node(*n).outputs)
+      if (!group || output != group->call.name) follow(output);
   }
   return out;
 }

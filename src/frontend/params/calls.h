@@ -4,6 +4,7 @@
 
 #include <map>
 #include <set>
+#include <unordered_map>
 
 #include "claims.h"
 
@@ -104,6 +105,8 @@ class CallGraph {
 
  private:
   void make_groups();
+  const std::vector<size_t>& nodes_that_read(const std::string& value) const;  // ascending
+  void reads(size_t node, const std::string& value);
 
   OnnxModel& edited_;
   std::vector<std::string>& edited_scopes_;
@@ -113,6 +116,7 @@ class CallGraph {
   std::vector<Group> groups_;
   std::map<size_t, size_t> group_at_;                 // by node
   std::map<std::string, size_t, std::less<>> maker_;  // by result
+  std::unordered_map<std::string, std::vector<size_t>> readers_;  // nodes, by value
 };
 
 // ---- The claims so far --------------------------------------------------------------------------

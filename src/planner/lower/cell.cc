@@ -219,8 +219,8 @@ class CellLowerer {
     add_instruction(InstructionKind::kCopy, task).args = args;
   }
 
-  // Finished sums that a task reads, with the buffers they are in.
-  using SumsRead = std::vector<std::pair<int32_t, int32_t>>;
+  // Finished sums that a task reads, by the buffers they are in.
+  using SumsRead = std::unordered_map<int32_t, int32_t>;
 
   void lower_compute(const Task& task) {
     const ChunkPrograms& programs = *places_.programs[at(&task - dag_.tasks.data())];
@@ -229,8 +229,7 @@ class CellLowerer {
     for (ValueId value : programs.inner) inner.push_back(buffers_.add(value, task.micro));
     SumsRead sums;
     for (ItemId item : task.reads)
-      if (const int32_t sum = dag_.items[item.index()].sum; sum >= 0)
-        sums.emplace_back(buffer_of(item), sum);
+      if (const int32_t sum = dag_.items[item.index()].sum; sum >= 0) sums[buffer_of(item)] = sum;
     for (const Segment& segment : programs.segments) {
       std::vector<int32_t> args;
       args.reserve(segment.args.size());
@@ -251,9 +250,9 @@ class CellLowerer {
   void take_own_sums(const ChunkCollective& collective, const std::vector<int32_t>& args,
                      SumsRead& sums) const {
     if (dag_.graph.node(collective.nodes[0]).op != "OwnBlock") return;
-    for (size_t i = 0, known = sums.size(); i < known; ++i)
-      for (size_t a = 0; a + 1 < args.size(); a += 2)
-        if (args[a] == sums[i].first) sums.emplace_back(args[a + 1], sums[i].second);
+    for (size_t a = 0; a + 1 < args.size(); a += 2)
+      if (const auto sum = sums.find(args[a]); sum != sums.end())
+        sums.insert_or_assign(args[a + 1], sum->second);
   }
   // Lowers a collective between two programs of a task. `args`: what its collectives read and make,
   // in turn.
@@ -323,10 +322,13 @@ class CellLowerer {
   // are read.
   void declare_sums(const Task& task, const Segment& segment, const std::vector<bool>& first,
                     const SumsRead& sums, Instruction& instruction) {
+    if (segment.sums.empty() && task.combines.empty() && sums.empty()) return;
+    std::unordered_map<int32_t, int32_t> first_args;  // by buffer
+    for (size_t a = 0; a < instruction.args.size(); ++a)
+      first_args.emplace(instruction.args[a], static_cast<int32_t>(a));
     const auto arg_of = [&](int32_t buffer) {
-      const auto it = std::find(instruction.args.begin(), instruction.args.end(), buffer);
-      return it == instruction.args.end() ? -1
-                                          : static_cast<int32_t>(it - instruction.args.begin());
+      const auto arg = first_args.find(buffer);
+      return arg == first_args.end() ? -1 : arg->second;
     };
     instruction.contributions.reserve(segment.sums.size());
     for (size_t i = 0; i < segment.sums.size(); ++i) {
@@ -353,10 +355,8 @@ class CellLowerer {
     }
     for (size_t a = 0; a < instruction.args.size(); ++a) {
       const auto arg = static_cast<int32_t>(a);
-      const auto sum = std::find_if(sums.rbegin(), sums.rend(), [&](const auto& each) {
-        return each.first == instruction.args[a];
-      });
-      if (sum != sums.rend() && !combined.count(arg) && arg_of(sum->first) == arg)
+      const auto sum = sums.find(instruction.args[a]);
+      if (sum != sums.end() && !combined.count(arg) && arg_of(sum->first) == arg)
         instruction.sum_reads.push_back({arg, sum->second});
     }
   }
