@@ -15,8 +15,10 @@ Result<Dag> Expander::run() {
   index_sums();
   const size_t num_chunks = dag_.chunks.size();
   reserve();
-  for (const StateUpdate& update : dag_.graph.updates)
+  for (const StateUpdate& update : dag_.graph.updates) {
     state_of_.try_emplace(update.next.value, update.state);
+    next_of_.try_emplace(update.state.value, update.next);
+  }
   for (size_t c = 0; c < num_chunks; ++c) {
     TaskId before;
     for (int32_t q = 0; q < dag_.micros(); ++q)

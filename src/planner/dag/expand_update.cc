@@ -134,8 +134,8 @@ void Expander::gather_updated(int32_t cell, std::vector<const Part*> cut) {
     const TensorType type = whole.type;
     const ValueId gathered = pseudo_value(whole.name + ".gathered", type);
     const auto known = made.find(part->value.value);
-    bucket.gather.reads.push_back(known == made.end() ? find_item(next_of(part->value), -1, cell)
-                                                      : known->second);
+    bucket.gather.reads.push_back(
+        known == made.end() ? find_item(next_of_[part->value.value], -1, cell) : known->second);
     const ItemId to = new_item(gathered, -1, cell, ensure(part->cut_of(), -1, cell));
     made[part->cut_of().value] = to;
     bucket.gather.writes.push_back(to);
@@ -177,12 +177,6 @@ void Expander::add_exchanges(const Chunk& chunk) {
     task.label = add_label(fmt::format("{} {}", what, and_more(first, task.reads.size())));
     dag_.tasks.push_back(std::move(task));
   }
-}
-
-ValueId Expander::next_of(ValueId state) const {
-  for (const StateUpdate& update : dag_.graph.updates)
-    if (update.state == state) return update.next;
-  return {};
 }
 
 ItemId Expander::add_update_task(const Chunk& chunk) {

@@ -302,7 +302,6 @@ class Expander {
   void add_own_parts(int32_t cell, const std::vector<const Part*>& cut);
   // Gathers updated parts back into whole parameters, joined into buckets.
   void gather_updated(int32_t cell, std::vector<const Part*> cut);
-  ValueId next_of(ValueId state) const;
   // Gathers or cuts what a chunk of the update reads so.
   void add_exchanges(const Chunk& chunk);
 
@@ -325,6 +324,7 @@ class Expander {
   ItemTable items_;
   std::unordered_map<int32_t, int32_t> sum_of_value_;
   std::unordered_map<int32_t, ValueId> state_of_;           // by its next value
+  std::unordered_map<int32_t, ValueId> next_of_;            // by state
   std::unordered_map<int32_t, const Part*> part_of_;        // by the whole: see kept_of()
   std::map<std::pair<int32_t, int32_t>, Reduced> reduced_;  // by sum and use
   using BucketKey = std::tuple<int32_t, int32_t, int32_t>;  // its first sum and use, and cell

@@ -36,14 +36,10 @@ bool rounds_to_half(const Graph& graph, const Node& node) {
          (to == DType::kBF16 || to == DType::kF16);
 }
 
-// The next value of a copy is that of its parameter, rounded.
-void round_update(Dag& dag, const Copy& made) {
-  Graph& graph = dag.graph;
-  const auto update = std::find_if(graph.updates.begin(), graph.updates.end(),
-                                   [&](const auto& each) { return each.state == made.master; });
-  PIPER_CHECK(update != graph.updates.end(), "nothing updates '{}'", graph.value(made.master).name);
+// The next value of a copy is that of its parameter, `next`, rounded.
+void round_update(Graph& graph, const Copy& made, ValueId next) {
+  PIPER_CHECK(next.valid(), "nothing updates '{}'", graph.value(made.master).name);
   const TensorType type = graph.value(made.copy).type;
-  const ValueId next = update->next;
   const NodeId cast = graph.add_node({.op = "Cast",
                                       .name = graph.value(made.copy).name + ".next",
                                       .scope = graph.node(graph.value(next).producer).scope,
@@ -95,7 +91,9 @@ class Copier {
         Node& cast = graph_.node(each.cast);
         cast.inputs[0] = instead[cast.outputs[0].index()];
       }
-    for (const Copy& copy : dag_.copies) round_update(dag_, copy);
+    std::vector<ValueId> next(graph_.values.size());  // by state
+    for (const StateUpdate& update : graph_.updates) next[update.state.index()] = update.next;
+    for (const Copy& copy : dag_.copies) round_update(graph_, copy, next[copy.master.index()]);
   }
 
  private:

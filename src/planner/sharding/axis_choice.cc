@@ -129,6 +129,7 @@ std::vector<LoopCut> cuts_of(const State& state, const Node& node, const Loops& 
 Choice loop_choice(const State& state, const Node& node, const Loops& loops,
                    const std::optional<LoopCut>& cut) {
   Choice choice{cut};
+  const bool is_product = loops.is_product();
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     const ValueId id = node.inputs[i];
     const auto layout = cut && id.valid() ? layout_of(loops.input(i), *cut) : std::nullopt;
@@ -137,7 +138,7 @@ Choice loop_choice(const State& state, const Node& node, const Loops& loops,
     const double bytes = state.cost(id, need);
     choice.bytes += bytes;
     const ValueId of = state_of(state.graph, id);
-    const bool cuts_whole = (loops.is_product() || node.pass == Pass::kU) && need.kind == kCut &&
+    const bool cuts_whole = (is_product || node.pass == Pass::kU) && need.kind == kCut &&
                             state.layout(id).kind == kWhole;
     choice.against += of.valid() && state.at(of).is_seed && (bytes > 0 || cuts_whole);
     choice.against += state.cut.axis == kAxisInTime && bytes > 0 && state.layout(id).kind == kCut &&
@@ -149,7 +150,7 @@ Choice loop_choice(const State& state, const Node& node, const Loops& loops,
     const auto layout = cut ? layout_of(loops.output(o), *cut) : std::optional(Layout{});
     const Layout& makes = choice.makes.emplace_back(layout.value_or(Layout{partial}));
     choice.against +=
-        loops.is_product() && is_partial(makes) && state.adds_up(id) && state.is_hinted_cut(id);
+        is_product && is_partial(makes) && state.adds_up(id) && state.is_hinted_cut(id);
     if ((state.hint(id) || is_partial(makes)) && !state.is_contribution(id))
       choice.bytes += state.cost_of(state.type_of(id), makes, state.hint(id).value_or(Layout{}));
   }

@@ -2,6 +2,7 @@
 #include "axis_rewriter.h"
 
 #include <algorithm>
+#include <set>
 
 namespace piper::axis {
 
@@ -123,6 +124,7 @@ void Rewriter::place_draw(Node& node, const Layout& layout) {
 void Rewriter::sum_numbers(NodeId id, const Choice& choice) {
   const Node& node = state_.graph.node(id);
   std::vector<ValueId> numbers;
+  std::set<ValueId> seen;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     const ValueId input = node.inputs[i];
     if (!input.valid() || state_.layout(input).kind != kTerms || choice.needs[i].kind != kWhole)
@@ -130,7 +132,7 @@ void Rewriter::sum_numbers(NodeId id, const Choice& choice) {
     const TensorType& type = state_.type_of(input);
     if (num_elements(type.shape) == 1 && !state_.converted.contains(state_.key_of(input, {}, id)) &&
         (numbers.empty() || type.dtype == state_.type_of(numbers[0]).dtype) &&
-        !std::ranges::count(numbers, input))
+        seen.insert(input).second)
       numbers.push_back(input);
   }
   if (numbers.size() < 2) return;
