@@ -22,34 +22,58 @@ Builder update_builder(Graph& graph, const std::string& prefix) {
 struct Norms {
   std::vector<ValueId> made;     // the norms
   std::vector<ValueId> squares;  // what they add, each once
+  std::vector<NodeId> nodes;     // that make these
   std::map<ValueId, size_t> at;  // by number of `squares`: where it stands
 };
+
+// Finds the nodes that make the numbers of a norm.
+class SquaresOf {
+ public:
+  explicit SquaresOf(const Graph& graph) : graph_(graph) {}
+  // Numbers that are summed over axes are so as one vector: Slice(AllReduce(Concat(…))).
+  NodeId operator()(ValueId number) {
+    int64_t position = 0;
+    for (;;) {
+      const NodeId producer = graph_.value(number).producer;
+      const Node& node = graph_.node(producer);
+      if (node.op == "SumSquares") return producer;
+      size_t from = 0;
+      if (node.op == "Slice") position = node.attrs.integers("starts")[0];
+      if (node.op == "Concat") {
+        const std::vector<int64_t>& ends = ends_of(producer);
+        from = static_cast<size_t>(std::ranges::upper_bound(ends, position) - ends.begin());
+        position -= from == 0 ? 0 : ends[from - 1];
+      }
+      number = node.inputs[from];
+    }
+  }
+
+ private:
+  const std::vector<int64_t>& ends_of(NodeId concat) {
+    std::vector<int64_t>& ends = ends_[concat];
+    if (ends.empty())
+      for (const ValueId input : graph_.node(concat).inputs)
+        ends.push_back((ends.empty() ? 0 : ends.back()) +
+                       num_elements(graph_.value(input).type.shape));
+    return ends;
+  }
+  const Graph& graph_;
+  std::map<NodeId, std::vector<int64_t>> ends_;  // of the operands of a Concat
+};
+
 Norms norms_of(const Graph& graph) {
   Norms norms;
+  SquaresOf node_of(graph);
   for (const Node& node : graph.nodes) {
     if (node.op != "GlobalNorm") continue;
     norms.made.push_back(node.outputs[0]);
-    for (const ValueId number : node.inputs)
-      if (norms.at.try_emplace(number, norms.squares.size()).second)
-        norms.squares.push_back(number);
+    for (const ValueId number : node.inputs) {
+      if (!norms.at.try_emplace(number, norms.squares.size()).second) continue;
+      norms.squares.push_back(number);
+      norms.nodes.push_back(node_of(number));
+    }
   }
   return norms;
-}
-
-// Returns the node that makes a number of the norm. Numbers that are summed over axes are so as one
-// vector: Slice(AllReduce(Concat(…))).
-Node& squares_of(Graph& graph, ValueId number) {
-  int64_t position = 0;
-  for (;;) {
-    Node& node = graph.node(graph.value(number).producer);
-    if (node.op == "SumSquares") return node;
-    size_t from = 0;
-    if (node.op == "Slice") position = node.attrs.integers("starts")[0];
-    if (node.op == "Concat")
-      for (; position > 0; ++from)
-        position -= num_elements(graph.value(node.inputs[from]).type.shape);
-    number = node.inputs[from];
-  }
 }
 
 // Returns what was gathered from its blocks, as few elements are before they are squared.
@@ -158,21 +182,21 @@ void square_by_runs(Dag& dag) {
   if (norms.made.empty()) return;
   std::map<ValueId, const Sum*> sums;
   for (const Sum& sum : dag.sums) sums.emplace(sum.value, &sum);
-  std::vector<ValueId> squares = norms.squares, sources;
-  const auto sum_of = [&](ValueId number) {
-    return sums.at(put_together_of(graph, squares_of(graph, number).inputs[0]));
+  std::vector<ValueId> squares, sources;
+  const auto sum_of = [&](NodeId id) -> const Sum& {
+    return *sums.at(put_together_of(graph, graph.node(id).inputs[0]));
   };
   int64_t runs = 1;  // of each gradient, so that all are added up alike
-  for (const ValueId number : squares)
-    runs = std::lcm(runs, runs_of(dag, *sum_of(number), sum_of(number)->rounds.size()));
-  for (ValueId& number : squares) {
-    Node& node = squares_of(graph, number);
-    const Sum& sum = *sum_of(number);
+  for (const NodeId id : norms.nodes)
+    runs = std::lcm(runs, runs_of(dag, sum_of(id), sum_of(id).rounds.size()));
+  for (const NodeId id : norms.nodes) {
+    const Sum& sum = sum_of(id);
+    Node& node = graph.node(id);
     node.inputs[0] = sum.part.valid() ? sum.part : sum.value;
     const int64_t own = runs / runs_of(dag, sum, sum.cut_rounds());
     if (own > 1) node.attrs.set("parts", own);
     sources.push_back(node.inputs[0]);
-    number = node.outputs[0];
+    squares.push_back(node.outputs[0]);
   }
   Builder build = update_builder(graph, "squares/");
   sum_over_axes(build, dag, sources, squares);
@@ -185,8 +209,8 @@ ScalarVector scalar_vector(Dag& dag) {
   Graph& graph = dag.graph;
   ScalarVector scalars;
   const Norms norms = norms_of(graph);
-  for (const ValueId number : norms.squares) {
-    const Node& node = squares_of(graph, number);
+  for (const NodeId id : norms.nodes) {
+    const Node& node = graph.node(id);
     scalars.sources.push_back(node.inputs[0]);
     scalars.squares.push_back(node.attrs);
   }
