@@ -105,7 +105,10 @@ class Asked(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if self.tracing:
-            told = self.answers.get(place_of(name)) if name in self.QUESTIONS else None
+            told = self.answers.get(place_of("item" if name == "tolist" else name)) if name in self.QUESTIONS else None
+            if told and name == "tolist":  # of a tensor whose numbers the tracer knows; of others, it asks number by number
+                del told[:args[0].numel()]
+                return func(*args, **kwargs)
             answer = told.pop(0) if told else None
             return func(*args, **kwargs) if answer is None else answer
         out = func(*args, **kwargs)
@@ -120,7 +123,8 @@ class Asked(TorchFunctionMode):
             elif depends and is_of_check(place_of(name)):
                 depends = False
                 self.checks.add("{}:{}".format(*place_of(name)))
-            self.answers.setdefault(place_of(name), []).append(None if depends else out)
+            numbers = pytree.tree_leaves(out) if name == "tolist" else [out]
+            self.answers.setdefault(place_of("item" if name == "tolist" else name), []).extend([None] * len(numbers) if depends else numbers)
         elif depends:
             written = args[:1] if name.endswith("_") else kwargs.get("out")
             self.open |= {memory_of(leaf): leaf for leaf in pytree.tree_leaves((out, written)) if isinstance(leaf, torch.Tensor)}
