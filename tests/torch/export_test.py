@@ -441,6 +441,8 @@ class Odd(nn.Module):
         self.head = lambda h: h @ self.fc.weight
         if kind == "complex":
             self.turn = nn.Parameter(torch.randn(4, dtype=torch.cfloat))
+        if kind in ("flagged", "turned"):
+            self.register_buffer("begun", torch.tensor(True))
 
     def forward(self, x):
         x = x.to(self.fc.weight.dtype)
@@ -455,6 +457,15 @@ class Odd(nn.Module):
 
     def cond(self, h, x):
         return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (h,)).mean()
+
+    def flagged(self, h, x):
+        """A buffer that forward leaves as it is, as those of codebooks that are begun; and a mask of bytes."""
+        return (torch.where((x > 0).to(torch.uint8), h, -x) * (2 if self.begun else 3)).square().mean()
+
+    def turned(self, h, x):
+        factor = 2 if self.begun else 3
+        self.begun.data.logical_not_()
+        return (h * factor).square().mean()
 
     def tiny(self, h, x):
         return (h * 1e-30).mean() + x.mean()
@@ -799,6 +810,7 @@ def main():
             assert not isinstance(part, nn.Dropout) or differences_after(odd, batches, path) == []
         few = dict(complex=["refused: the module is a Odd whose parameter 'turn' has complex numbers: that is not supported"],
                    cond=["refused: forward compiles parts of itself while it runs", "torch.where"], tiny=["is one of PyTorch: loss"], shifts=["is one of PyTorch: loss"],
+                   flagged=["is one of PyTorch: loss"], turned=["depends on values that inputs or parameters decide: factor = 2 if self.begun else 3"],
                    finite=["is one of PyTorch: loss", "forward asks whether numbers are finite"], parts=["is one of PyTorch: loss"],
                    sized=["what it does there depends on values that inputs or parameters decide (", "int(torch.max("],
                    checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],
@@ -812,7 +824,7 @@ def main():
         for kind, words in few.items():
             odd = Odd(kind)
             cases.append((said(odd, (batches[0],), path), words))
-            assert kind not in ("kept", "beside") or differences_after(odd, batches, path) == []
+            assert kind not in ("kept", "beside", "flagged") or differences_after(odd, batches, path) == []
         cases.append((said(Odd("tiny"), (batches[0],), path, batch=None), ["is one of PyTorch: loss"]))
         cases.append((said(Odd("bytes"), (torch.randint(0, 256, (4, 4), dtype=torch.uint8),), path), ["is one of PyTorch: loss"]))
         assert_products_count()

@@ -102,7 +102,7 @@ class Export:
         """What forward returns, and the answers to what it asks of constants."""
         args, kwargs = copy.deepcopy((args, kwargs))
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        asked = Asked([*tensors, *self.module.parameters(), *self.module.buffers()])
+        asked = Asked([*tensors, *self.module.parameters()], self.module.buffers())
         with quietly(), torch.enable_grad(), asked:
             try:
                 out = self.module(*args, **kwargs)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm
-from .selection import COMPARES, choose, is_chosen, of_chosen, with_recipe
+from .selection import COMPARES, choose, is_chosen, of_chosen, version_of, with_recipe
 
 
 class Watch(TorchFunctionMode):
@@ -71,6 +71,8 @@ class Watch(TorchFunctionMode):
             return args[0].detach()
         elif name in EQUIVALENTS:
             return EQUIVALENTS[name](*args, **kwargs)
+        elif func is torch.where and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.uint8:
+            return func(args[0].bool(), *args[1:], **kwargs)
         elif name.rstrip("_") == "rrelu":
             bound = dict(zip(("input", "lower", "upper", "training"), args)) | kwargs
             if not bound.get("training", False):  # ONNX has it without the name
@@ -88,18 +90,25 @@ class Watch(TorchFunctionMode):
 
 class Asked(TorchFunctionMode):
     """Notes what forward asks of tensors, a number for a branch say, and answers the same to the tracer, which knows no values: where it is
-    asked of constants alone, neither of `open` tensors, which other batches and steps change, nor of what is made or drawn beside them. Whether
-    numbers are finite is taken to be answered alike, as a step in which they are not is no step to learn from; and so is what decides between
-    an error and all else."""
+    asked of constants alone, neither of `open` tensors, which other batches and steps change, nor of what is made or drawn beside them. Buffers
+    that forward leaves as they are, flags say, are constants, too. Whether numbers are finite is taken to be answered alike, as a step in which
+    they are not is no step to learn from; and so is what decides between an error and all else."""
 
     QUESTIONS = {"item", "__bool__", "__int__", "__float__", "__index__", "tolist", "is_nonzero", "equal", "allclose"}
     FINITE, OF_FINITE = {"isfinite", "isinf", "isnan"}, {"all", "any", "logical_not", "__invert__", "bitwise_not", "logical_or", "logical_and", "__or__", "__and__"}
 
-    def __init__(self, open=(), answers=None):
+    def __init__(self, open=(), buffers=(), answers=None):
         super().__init__()
-        self.open = {memory_of(tensor): tensor for tensor in open}  # kept, or another would have their place
+        self.buffers = [(value, version_of(value), value.detach().clone()) for value in buffers]
+        self.open = {}  # what each memory depends on: numbers of buffers, or None for all else that changes. Tensors are kept, or another would have their place
+        for k, value in [*((None, value) for value in open), *((k, value) for k, (value, *_) in enumerate(self.buffers))]:
+            self.depends(value, {k})
         self.finite, self.asks_finite, self.checks = {}, False, set()
         self.tracing, self.answers = answers is not None, {place: list(each) for place, each in (answers or {}).items()}
+
+    def depends(self, value, on):
+        memory = memory_of(value)
+        self.open[memory] = value, on | self.open.get(memory, (value, set()))[1]
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -114,24 +123,30 @@ class Asked(TorchFunctionMode):
         out = func(*args, **kwargs)
         drawn = name in Watch.DRAWS or name.rstrip("_") in Watch.DROPOUT
         memories = [memory_of(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        depends = drawn or any(memory in self.open for memory in memories)
+        depends = {None} if drawn else set()
+        depends = depends.union(*(self.open[memory][1] for memory in memories if memory in self.open))
         if name in self.FINITE or name in self.OF_FINITE and memories and all(memory in self.finite for memory in memories):
             self.finite[memory_of(out)] = out
         if name in self.QUESTIONS:
             if depends and all(memory in self.finite for memory in memories):
-                depends, self.asks_finite = False, True
+                depends, self.asks_finite = set(), True
             elif depends and is_of_check(place_of(name)):
-                depends = False
+                depends = set()
                 self.checks.add("{}:{}".format(*place_of(name)))
             numbers = pytree.tree_leaves(out) if name == "tolist" else [out]
-            self.answers.setdefault(place_of("item" if name == "tolist" else name), []).extend([None] * len(numbers) if depends else numbers)
+            self.answers.setdefault(place_of("item" if name == "tolist" else name), []).extend((number, depends) for number in numbers)
         elif depends:
             written = args[:1] if name.endswith("_") else kwargs.get("out")
-            self.open |= {memory_of(leaf): leaf for leaf in pytree.tree_leaves((out, written)) if isinstance(leaf, torch.Tensor)}
+            for leaf in pytree.tree_leaves((out, written)):
+                if isinstance(leaf, torch.Tensor):
+                    self.depends(leaf, depends)
         return out
 
     def answered(self):
-        return {place: each for place, each in self.answers.items() if any(answer is not None for answer in each)}
+        """By place, the answers that every step gives, and None for others."""
+        changes = {None} | {k for k, (value, version, before) in enumerate(self.buffers) if version_of(value) != version or not torch.equal(value, before)}
+        answers = {place: [None if depends & changes else out for out, depends in each] for place, each in self.answers.items()}
+        return {place: each for place, each in answers.items() if any(answer is not None for answer in each)}
 
 
 def hooks_of(module):
