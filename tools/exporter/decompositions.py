@@ -72,7 +72,7 @@ def complex_by_parts(program):
             node.target = torch.ops.aten.neg.default
     for node in [node for node in program.graph.nodes if node.target in OF_PARTS]:
         leaves = [leaf.meta.get("val") for leaf in node.all_input_nodes]
-        if not any(isinstance(leaf, torch.Tensor) and leaf.is_complex() for leaf in leaves):
+        if not any(isinstance(leaf, torch.Tensor) and leaf.is_complex() for leaf in leaves) and not any(isinstance(arg, complex) for arg in node.args):
             continue
         with program.graph.inserting_before(node):
             made = OF_PARTS[node.target](Parts(program.graph), *node.args, **node.kwargs)
@@ -153,6 +153,19 @@ def power_of_parts(parts, value, power):
     return exp_of(parts, *(parts(torch.ops.aten.mul.Tensor, part, power) for part in log_of(parts, value)))
 
 
+def scaled_parts(parts, value, factor):
+    """Times a number, such as 1j."""
+    if not isinstance(factor, complex) or not isinstance(value, torch.fx.Node):
+        return None
+    a, b = parts.pair(value)
+    times = lambda part, by: None if part is None else parts(torch.ops.aten.mul.Tensor, part, by)  # noqa: E731
+    return parts.join(parts.add(times(a, factor.real), times(b, factor.imag), -1), parts.add(times(a, factor.imag), times(b, factor.real)))
+
+
+def divided_parts(parts, value, divisor):
+    return scaled_parts(parts, value, 1 / divisor) if isinstance(divisor, complex) else None
+
+
 def sqrt_of_parts(parts, value):
     return power_of_parts(parts, value, 0.5)
 
@@ -193,7 +206,8 @@ OF_PARTS = {
     torch.ops.aten.cumsum.default: along(torch.ops.aten.cumsum.default), torch.ops.aten.exp.default: exp_of_parts, torch.ops.aten.log.default: log_of_parts,
     torch.ops.aten.sqrt.default: sqrt_of_parts, torch.ops.aten.pow.Tensor_Scalar: power_of_parts, torch.ops.aten.pow.Tensor_Tensor: power_of_parts,
     torch.ops.aten.expand.default: expand_parts, torch.ops.aten.index.Tensor: index_parts,
-    torch.ops.aten.pad.default: pad_parts, torch.ops.aten.where.self: where_parts, torch.ops.aten.einsum.default: einsum_of_parts,
+    torch.ops.aten.mul.Tensor: scaled_parts, torch.ops.aten.mul.Scalar: scaled_parts, torch.ops.aten.div.Tensor: divided_parts,
+    torch.ops.aten.div.Scalar: divided_parts, torch.ops.aten.pad.default: pad_parts, torch.ops.aten.where.self: where_parts, torch.ops.aten.einsum.default: einsum_of_parts,
 }
 
 

@@ -26,8 +26,8 @@ def first_line(error):
     if "unhashable type: non-nested Sym" in said:
         return (f"it compares sizes or numbers that values or the batch decide, as a set or the keys of a dict do{place_of_error(error)}. Compute for the longest, and "
                 "hide the rest by a mask")
-    if said.startswith("Constraints violated (batch)"):
-        return "it makes a constant of the size, as len(x) does, and x.shape[0] does not"
+    if makes_a_constant(error):
+        return "it makes a constant of the size, as a loop over the samples does, and x.shape[0] does not"
     if re.fullmatch(r"\w+\.\w+\.\w+", said):
         said = f"what {said} returns depends on values: write it by other functions"
     return said + place_of_error(error)
@@ -37,6 +37,11 @@ def cause_of(error):
     while error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def makes_a_constant(error):
+    """Of the tracer's, where the size of the batch was to be left open."""
+    return str(cause_of(error)).strip().startswith("Constraints violated (batch)")
 
 
 def depends_on_values(error):

@@ -3,6 +3,7 @@ import copy
 import inspect
 import json
 import re
+from contextlib import nullcontext
 
 import onnxscript.ir
 import torch
@@ -10,10 +11,10 @@ from torch.utils import _pytree as pytree
 
 from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_of_batch
 from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies
-from .errors import NotExported, depends_on_values, first_line, place_of_error, place_of_node
+from .errors import NotExported, depends_on_values, first_line, makes_a_constant, place_of_error, place_of_node
 from .kept import Kept
 from .unsupported import refuse_parts
-from .watching import Asked, Backwards, HostDraws, Watch, experts_in_batches, hooks_of, parameters_stay, quietly, untold, unvalidated
+from .watching import Asked, Backwards, HostDraws, Watch, experts_in_batches, hooks_of, lengths_are_sizes, parameters_stay, quietly, untold, unvalidated
 from .weightless import leave_out
 
 PARAMETERS, UNTOUCHED, SIGNATURE = "piper.parameters", "piper.untouched", "pkg.torch.export.ExportedProgram.graph_signature"
@@ -146,10 +147,17 @@ class Export:
                 return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(most), strict=False)
 
         if self.size and not self.fixed:
-            try:
-                return attempt(2**31 - 1)
-            except Exception as error:
-                self.fixed = first_line(error)
+            reason = ""
+            for way in nullcontext, lengths_are_sizes:
+                try:
+                    self.most = 0
+                    with way():
+                        return attempt(2**31 - 1)
+                except Exception as error:
+                    reason = reason or first_line(error)
+                    if not makes_a_constant(error):
+                        break
+            self.fixed = reason
         try:
             return attempt(0)
         except Exception as error:

@@ -1,5 +1,6 @@
 """Watches a module while it runs or is traced: what it draws and asks, and functions in place of which it calls their equivalents."""
 import ast
+import builtins
 import collections
 import contextlib
 import functools
@@ -280,6 +281,21 @@ def untold():
     finally:
         for name, own in asked.items():
             setattr(torch.compiler, name, own)
+
+
+@contextlib.contextmanager
+def lengths_are_sizes():
+    """len(x) of a tensor is x.shape[0], which the tracer knows by its name: of what __len__ returns, Python makes a number."""
+    own = builtins.len
+
+    def length(value):
+        return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else own(value)
+
+    builtins.len = length
+    try:
+        yield
+    finally:
+        builtins.len = own
 
 
 @contextlib.contextmanager
