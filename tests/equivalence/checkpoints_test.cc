@@ -37,9 +37,11 @@ class Checkpoints : public SampleJobs {
   static void SetUpTestSuite() {
     SampleJobs::SetUpTestSuite();
     for (const Way& way : kWays) {
-      compile(way.name, way.text);
-      const auto [code, output] = run(way.name, "--steps 3 --checkpoint " + path(at(way)));
-      ASSERT_EQ(code, 0) << way.name << output;
+      offer(way.name, [&way] { compile(way.name, way.text); });
+      offer(at(way), [&way] {
+        const auto [code, output] = run(way.name, "--steps 3 --checkpoint " + path(at(way)));
+        ASSERT_EQ(code, 0) << way.name << output;
+      });
     }
   }
   static std::string at(const Way& way) { return std::string("checkpoint-") + way.name; }

@@ -14,8 +14,9 @@ class Flight : public SampleJobs {
  protected:
   static void SetUpTestSuite() {
     SampleJobs::SetUpTestSuite();
-    compile("ddp", "include: <ddp>\nparams: {dp: 2}\n");
-    compile("pp", "include: <1f1b>\nparams: {stages: 2, dp: 1, microbatches: 3}\n");
+    offer("ddp", [] { compile("ddp", "include: <ddp>\nparams: {dp: 2}\n"); });
+    offer("pp",
+          [] { compile("pp", "include: <1f1b>\nparams: {stages: 2, dp: 1, microbatches: 3}\n"); });
   }
   static std::string processes(const std::string& plans, const std::string& fault,
                                const std::string& flags) {

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 
 #include "folder.h"
@@ -33,10 +34,22 @@ class SampleJobs : public ::testing::Test {
       text.put(static_cast<char>("abcdefgh"[state >> 29]));
     }
   }
-  static void TearDownTestSuite() { folder_.reset(); }
+  static void TearDownTestSuite() {
+    offered_.clear();
+    folder_.reset();
+  }
 
   static std::string folder() { return folder_->path(); }
-  static std::string path(const std::string& name) { return folder_->path() + "/" + name; }
+  // Each case runs in a process of its own, and few need all that others share: what is offered is
+  // made when path() first names it.
+  static void offer(const std::string& name, std::function<void()> make) {
+    offered_[name] = std::move(make);
+  }
+  static std::string path(const std::string& name) {
+    const auto offered = offered_.extract(name.substr(0, name.find('/')));
+    if (!offered.empty()) offered.mapped()();
+    return folder_->path() + "/" + name;
+  }
   static void compile(const std::string& name, const std::string& text,
                       const std::string& train = kTrain, const std::string& flags = "") {
     std::ofstream(path(name + ".yaml")) << "piper: 1\n" << text << train;
@@ -82,6 +95,7 @@ class SampleJobs : public ::testing::Test {
 
  private:
   inline static std::unique_ptr<Folder> folder_;
+  inline static std::map<std::string, std::function<void()>> offered_;
 };
 
 }  // namespace piper

@@ -51,7 +51,7 @@ class Switch : public SampleJobs {
  protected:
   static void SetUpTestSuite() {
     SampleJobs::SetUpTestSuite();
-    for (const Way& way : kWays) compile(way.name, way.text);
+    for (const Way& way : kWays) offer(way.name, [&way] { compile(way.name, way.text); });
   }
   // Writes a checkpoint after three steps.
   static void save(const std::string& name) {
