@@ -14,6 +14,11 @@ struct MakerRow {
   MakerRow(std::string_view name, RunMaker maker) : op(name), make_run(maker) {}
 };
 
+// Returns an attribute as a number of the text.
+inline std::string real(const Use& use, std::string_view name, double otherwise = 0) {
+  return literal(use.attrs.real(name, otherwise), DType::kF64);
+}
+
 #define PIPER_FAMILY(name) std::vector<MakerRow> name##_kernels();
 #include "families.inc"
 #undef PIPER_FAMILY

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "walk.h"
+
 namespace piper::cuda_kernels {
 namespace {
 
@@ -17,7 +19,6 @@ namespace {
 
 constexpr int64_t kRun = 8;            // elements of 16 bits
 constexpr int64_t kLeastExtent = 256;  // below, nothing is gained
-constexpr int32_t kThreads = 256;
 
 // Returns how many elements of the extent the fast kernels take; all of it if nothing is gained.
 int64_t whole_runs(int64_t extent, bool adjoins) {

@@ -4,14 +4,15 @@
 #include <algorithm>
 #include <bit>
 
+#include "walk.h"
+
 namespace piper::cuda_kernels {
 namespace {
 
-constexpr int64_t kWarp = 32, kMostThreads = 1024;
-constexpr int64_t kThreads = 256;     // of a block, about
-constexpr int64_t kSumThreads = 384;  // of one that adds rows up
-constexpr int64_t kRegisters = 80;    // of a thread, for elements that it keeps
-constexpr int64_t kMostLanes = 8;
+constexpr int64_t kMostThreads = 1024;
+constexpr int64_t kRowThreads = 256;     // of a block, about
+constexpr int64_t kSumThreads = 384;     // of one that adds rows up
+constexpr int64_t kRegisters = 80;       // of a thread, for elements that it keeps
 constexpr int64_t kMostSums = 512;       // blocks whose sums are added up
 constexpr int64_t kBlocksOfSums = 1024;  // with tiles
 
@@ -27,10 +28,10 @@ int64_t whole_threads(int64_t threads) {
 // work, or the fewest.
 int64_t tile_threads(int64_t runs) {
   constexpr int64_t kFew = 64;  // one in so many
-  if (runs <= kThreads) return whole_threads(runs);
-  int64_t best = kThreads;
+  if (runs <= kRowThreads) return whole_threads(runs);
+  int64_t best = kRowThreads;
   const auto idle = [&](int64_t threads) { return ceil_div(runs, threads) * threads - runs; };
-  for (int64_t threads = kThreads; threads >= kThreads / 2; threads -= kWarp)
+  for (int64_t threads = kRowThreads; threads >= kRowThreads / 2; threads -= kWarp)
     if (idle(best) > runs / kFew && idle(threads) < idle(best)) best = threads;
   return best;
 }
@@ -61,7 +62,7 @@ RowLayout without_sums(const PassShape& shape) {
   const int64_t runs = ceil_div(shape.width, layout.lanes);
   layout.threads = tile_threads(runs);
   layout.tiles = ceil_div(runs, layout.threads);
-  layout.at_once = rows_at_once(kThreads, layout.threads, shape.rows);
+  layout.at_once = rows_at_once(kRowThreads, layout.threads, shape.rows);
   layout.row_blocks = ceil_div(shape.rows, layout.at_once);
   return layout;
 }
@@ -78,7 +79,7 @@ RowLayout with_sums(const PassShape& shape) {
   const int64_t at_once = rows_at_once(kSumThreads, layout.threads, shape.rows);
   const int64_t steps = ceil_div(shape.rows, at_once);
   int64_t tiles = 1;
-  if (layout.threads > kThreads) {
+  if (layout.threads > kRowThreads) {
     const int64_t threads = tile_threads(runs);
     tiles = ceil_div(runs, threads);
     if (!shape.keeps_row) {
@@ -87,7 +88,8 @@ RowLayout with_sums(const PassShape& shape) {
       layout.tiles = tiles;
     }
   }
-  layout.at_once = shape.sums_rows ? at_once : rows_at_once(kThreads, layout.threads, shape.rows);
+  layout.at_once =
+      shape.sums_rows ? at_once : rows_at_once(kRowThreads, layout.threads, shape.rows);
   layout.row_blocks = ceil_div(shape.rows, layout.at_once);
   if (!shape.sums_rows) return layout;
   const int64_t most_blocks = std::clamp<int64_t>(kBlocksOfSums / tiles, 1, kMostSums);

@@ -5,6 +5,8 @@
 
 namespace piper::cuda_kernels {
 
+inline constexpr int64_t kMostLanes = 8;
+
 // Holds what the layout follows from, and nothing else. Where something is summed the layout
 // follows from rows and width only: the order of a sum, and so its bits, are the same whatever
 // other ops the pass has, and wherever its operands are.

@@ -234,8 +234,6 @@ void Pass::find_extents() {
   }
 }
 
-constexpr int64_t kMostLanes = 8;
-
 // Returns how many elements side by side the operand can be moved in: a power of 2 that its rows,
 // or their pitch, and its place allow.
 int64_t Pass::lanes_of(const RowOperand& operand) const {

@@ -38,7 +38,9 @@ std::string list(const std::vector<int64_t>& numbers);  // "{4, 2}"
 std::string strides_type(std::string_view index, const Shape& extents);
 std::string strides_value(const Shape& extents, const std::vector<int64_t>& strides);
 
-inline constexpr int32_t kThreads = 256;
+// Of a block, as the texts have them.
+inline constexpr int32_t kThreads = 256, kMmaThreads = 128;
+inline constexpr int64_t kWarp = 32;
 // Launches a thread for each of `count`.
 void launch(Emitter& emit, std::string_view family, std::string body, int64_t count,
             std::vector<DeviceOperand> extra = {});

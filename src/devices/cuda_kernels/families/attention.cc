@@ -6,13 +6,12 @@
 
 #include "families.h"
 #include "piper/base/float16.h"
+#include "walk.h"
 
 namespace piper::cuda_kernels {
 namespace {
 
 using Form = DeviceAttention;
-constexpr int32_t kThreads = 256, kMmaThreads = 128;  // as the texts have them
-constexpr int64_t kWarp = 32;
 constexpr const char* kTermsFamily = "attention attention_terms";
 
 std::string text_of(const DeviceRows& rows) {

@@ -1,10 +1,9 @@
 // Emits kernels of GroupNorm and its gradients.
 #include "families.h"
+#include "walk.h"
 
 namespace piper::cuda_kernels {
 namespace {
-
-constexpr int32_t kThreads = 256;
 
 struct Groups {
   int64_t samples = 0, groups = 0, channels = 0, size = 0;

@@ -6,12 +6,13 @@
 
 #include "families.h"
 #include "piper/base/float16.h"
+#include "walk.h"
 
 namespace piper::cuda_kernels {
 namespace {
 
-constexpr size_t kX = 0, kIndex = 1, kLast = 2, kFirst = 3;  // kLast: w, or dy in the gradient
-constexpr int32_t kSortThreads = 512, kTileThreads = 256;    // kTileThreads, kSide: as the text has
+constexpr size_t kRows = 0, kIndex = 1, kLast = 2, kFirst = 3;  // kLast: w, or dy in the gradient
+constexpr int32_t kSortThreads = 512, kTileThreads = 256;  // kTileThreads, kSide: as the text has
 constexpr int64_t kSide = 64;
 
 struct Grouped {
@@ -24,7 +25,7 @@ struct Grouped {
 
 // Sorts the rows.
 Grouped sort_rows(const Use& use, int64_t here, int64_t n, Emitter& emit) {
-  Grouped g{.rows = num_elements(use.in(kIndex)), .k = use.in(kX).back(), .n = n, .here = here};
+  Grouped g{.rows = num_elements(use.in(kIndex)), .k = use.in(kRows).back(), .n = n, .here = here};
   g.trans_b = use.attrs.integer("trans_b") != 0;
   const bool is_part = !is_absent(use, kFirst);
   g.groups = fmt::format("Groups<{}, {}>", here, is_part ? use.attrs.integer("whole") : here);
@@ -63,7 +64,6 @@ bool can_pack(const Emitter& emit, std::initializer_list<size_t> operands, int64
 
 // Of 16-bit floats by tensor cores; other floats have more bits than these multiply.
 constexpr int64_t kMmaSide = 128;  // as the text has it
-constexpr int32_t kMmaThreads = 128;
 constexpr std::string_view kMmaFamily = "grouped mma mma_grouped";
 
 bool by_mma(const Use& use, const Grouped& g) {
@@ -80,8 +80,8 @@ KernelText product_by_mma(const Use& use, const Grouped& g, const Emitter& emit)
           .body = fmt::format("  mma::grouped_product<{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}>("
                               "p.at<const {1}>({8}), p.at<const {1}>({9}), p.at<const "
                               "int64_t>({10}), p.at<const int64_t>({11}), p.at<{1}>({12}), {13});",
-                              g.groups, type_name(use.type()), g.trans_b, many(kX, g.k),
-                              many(kLast, g.trans_b ? g.k : g.n), many(out, g.n), g.k, g.n, kX,
+                              g.groups, type_name(use.type()), g.trans_b, many(kRows, g.k),
+                              many(kLast, g.trans_b ? g.k : g.n), many(out, g.n), g.k, g.n, kRows,
                               kLast, g.operands, g.operands + 1, out, g.rows),
           .blocks = (g.rows / kMmaSide + g.here + 2) * ceil_div(g.n, kMmaSide),
           .threads = kMmaThreads,
@@ -114,7 +114,7 @@ Status make_grouped_matmul(const Use& use, Emitter& emit) {
                            "p.at<const {1}>({7}), p.at<const int64_t>({8}), p.at<const "
                            "int64_t>({9}), p.at<{1}>({10}));",
                            g.groups, type_name(use.type()), g.trans_b,
-                           can_pack(emit, {kLast, out}, g.n, use.type()), g.k, g.n, kX, kLast,
+                           can_pack(emit, {kLast, out}, g.n, use.type()), g.k, g.n, kRows, kLast,
                            g.operands, g.operands + 1, out),
        .blocks = (g.rows / kSide + g.here + 2) * ceil_div(g.n, kSide),
        .threads = kTileThreads,
@@ -125,7 +125,7 @@ Status make_grouped_matmul(const Use& use, Emitter& emit) {
 Status make_grouped_matmul_grad(const Use& use, Emitter& emit) {
   if (num_elements(use.out()) == 0) return ok_status();
   const Grouped g = sort_rows(use, use.out()[0], use.in(kLast).back(), emit);
-  const size_t left = g.trans_b ? kLast : kX, right = g.trans_b ? kX : kLast;
+  const size_t left = g.trans_b ? kLast : kRows, right = g.trans_b ? kRows : kLast;
   const int64_t height = g.trans_b ? g.n : g.k, width = g.trans_b ? g.k : g.n;
   const size_t out = use.inputs.size();
   const bool is_mma = by_mma(use, g);

@@ -6,7 +6,7 @@
 namespace piper::cuda_kernels {
 namespace {
 
-constexpr int32_t kMostThreads = 1024, kRowThreads = 256, kMostOfRow = 512;
+constexpr int32_t kMostOfBlock = 1024, kLossThreads = 256, kMostOfRow = 512;
 
 struct Rows {
   int64_t count = 0, classes = 0, whole = 0;
@@ -55,8 +55,8 @@ void sum_terms(int64_t rows, DType dtype, size_t sum, size_t operands, const Dev
   emit.kernel({.family = "expression loss",
                .body = fmt::format(
                    "  losses::sum_terms<{}LL, {}>(p.at<const {}>({}), p.at<{}>({}));", rows,
-                   kMostThreads, type_name(compute_type(dtype)), operands, type_name(dtype), sum),
-               .threads = kMostThreads,
+                   kMostOfBlock, type_name(compute_type(dtype)), operands, type_name(dtype), sum),
+               .threads = kMostOfBlock,
                .extra = {terms}});
 }
 
@@ -103,8 +103,8 @@ Status make_cross_entropy_of_terms(const Use& use, Emitter& emit) {
                                    "p.at<{}>(5), {}LL);",
                                    count, type, type, type, type_name(computed),
                                    use.attrs.integer("ignore_index", -100)),
-               .blocks = ceil_div(count, kRowThreads),
-               .threads = kRowThreads,
+               .blocks = ceil_div(count, kLossThreads),
+               .threads = kLossThreads,
                .extra = {terms}});
   sum_terms(count, use.type(), 3, 5, terms, emit);
   return ok_status();
@@ -128,9 +128,9 @@ Status make_label_count(const Use& use, Emitter& emit) {
   emit.kernel({.family = "expression loss",
                .body = fmt::format("  losses::count_labels<{}LL, {}>(p.at<const int64_t>(0), "
                                    "p.at<float>(1), {}LL);",
-                                   num_elements(use.in(0)), kMostThreads,
+                                   num_elements(use.in(0)), kMostOfBlock,
                                    use.attrs.integer("ignore_index", -100)),
-               .threads = kMostThreads});
+               .threads = kMostOfBlock});
   return ok_status();
 }
 

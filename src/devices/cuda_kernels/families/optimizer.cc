@@ -3,16 +3,12 @@
 
 #include "families.h"
 #include "tensors.h"
+#include "walk.h"
 
 namespace piper::cuda_kernels {
 namespace {
 
-constexpr int32_t kThreads = 256;
 constexpr int64_t kElements = 4096;  // that a block updates
-
-std::string real(const Use& use, std::string_view name, double otherwise = 0) {
-  return literal(use.attrs.real(name, otherwise), DType::kF64);
-}
 
 // Returns a bit for each state that is kept in bf16. All uses of a run are alike.
 unsigned halves_of(const Use& use, size_t states) {

@@ -6,16 +6,12 @@
 #include "families.h"
 #include "piper/ir/rate.h"
 #include "tensors.h"
+#include "walk.h"
 
 namespace piper::cuda_kernels {
 namespace {
 
-constexpr int32_t kThreads = 256;
 constexpr int64_t kChunk = 16384;  // elements that a block adds
-
-std::string real(const Use& use, std::string_view name, double otherwise = 0) {
-  return literal(use.attrs.real(name, otherwise), DType::kF64);
-}
 
 // Emits a statement that one thread runs.
 Status make_scalar(std::string_view family, std::string_view statement, Emitter& emit) {

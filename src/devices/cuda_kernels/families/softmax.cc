@@ -5,7 +5,7 @@
 namespace piper::cuda_kernels {
 namespace {
 
-constexpr int32_t kThreads = 128;
+constexpr int32_t kLineThreads = 128;
 
 void take_lines(const Use& use, std::string_view function, std::string_view operands,
                 Emitter& emit) {
@@ -19,8 +19,8 @@ void take_lines(const Use& use, std::string_view function, std::string_view oper
                .body = fmt::format("  lines::{}<{}, {}LL, {}LL, {}LL>({});", function,
                                    use.op.starts_with("Log"), lines, shape[axis], inner,
                                    fmt::format(fmt::runtime(operands), fmt::arg("T", type))),
-               .blocks = ceil_div(lines, kThreads),
-               .threads = kThreads});
+               .blocks = ceil_div(lines, kLineThreads),
+               .threads = kLineThreads});
 }
 
 Status make_softmax(const Use& use, Emitter& emit) {
