@@ -466,6 +466,13 @@ class Odd(nn.Module):
         """By len(), of which Python makes a number."""
         return F.cross_entropy(h @ x.T, torch.arange(len(h))) + (h * torch.ones(len(x), 1)).square().sum() / len(x)
 
+    def grown(self, h, x):
+        """Joined one by one to a tensor that is empty at first, and to one that stays so."""
+        rows, none = torch.tensor([]), torch.empty(0).to(h)
+        for part in h, x:
+            rows = torch.cat([rows, part])
+        return torch.cat([none, rows, none]).square().mean() + torch.cat([h, x, none]).sin().mean() + torch.cat([none, h]).cos().mean()
+
     def turned(self, h, x):
         factor = 2 if self.begun else 3
         self.begun.data.logical_not_()
@@ -815,7 +822,7 @@ def main():
             assert not isinstance(part, nn.Dropout) or differences_after(odd, batches, path) == []
         few = dict(complex=["refused: the module is a Odd whose parameter 'turn' has complex numbers: that is not supported"],
                    cond=["refused: forward compiles parts of itself while it runs", "torch.where"], tiny=["is one of PyTorch: loss"], shifts=["is one of PyTorch: loss"],
-                   counted=["is one of PyTorch: loss"], flagged=["is one of PyTorch: loss"], turned=["depends on values that inputs or parameters decide: factor = 2 if self.begun else 3"],
+                   counted=["is one of PyTorch: loss"], grown=["is one of PyTorch: loss"], flagged=["is one of PyTorch: loss"], turned=["depends on values that inputs or parameters decide: factor = 2 if self.begun else 3"],
                    finite=["is one of PyTorch: loss", "forward asks whether numbers are finite"], parts=["is one of PyTorch: loss"],
                    sized=["what it does there depends on values that inputs or parameters decide (", "int(torch.max("],
                    checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],

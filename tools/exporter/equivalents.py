@@ -180,6 +180,15 @@ def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"
     return reduced(loss, None, None, reduction)
 
 
+def joined(tensors, dim=0, **others):
+    """Without the empty tensors of one dim, torch.tensor([]), that PyTorch joins with all others, and ONNX with none."""
+    parts = [one for one in tensors if one.dim() != 1 or one.shape[0] != 0]
+    dims = {one.dim() for one in parts}
+    if len(parts) == len(tensors) or not parts or dims == {1}:
+        return torch.cat(tensors, dim, **others)
+    return torch.cat(parts, dim, **others).to(functools.reduce(torch.promote_types, [one.dtype for one in tensors]))
+
+
 def in_place(function):
     return lambda input, *args, **kwargs: input.copy_(function(input, *args, **kwargs))
 
@@ -462,8 +471,8 @@ EQUIVALENTS = BY_ELIMINATION | {
     "__and__": bits_and, "__lshift__": shifted_left, "__or__": bits_or, "__rlshift__": lambda input, other: shifted_left(other, input),
     "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "as_strided": as_strided,
     **{f"adaptive_max_pool{count}d": adaptive_max_pool(count) for count in (1, 2, 3)}, "bitwise_and": bits_and, "bitwise_left_shift": shifted_left,
-    "bitwise_or": bits_or, "bitwise_right_shift": shifted_right, "blackman_window": window(0.42, 0.5, 0.08), "cdist": distances, "clamp": clamp, "clip": clamp,
-    "coalesce": as_it_is, "combinations": combinations, "copysign": copy_sign, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
+    "bitwise_or": bits_or, "bitwise_right_shift": shifted_right, "blackman_window": window(0.42, 0.5, 0.08), "cat": joined, "cdist": distances, "clamp": clamp, "clip": clamp,
+    "coalesce": as_it_is, "combinations": combinations, "concat": joined, "concatenate": joined, "copysign": copy_sign, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
     "cummin": cumulated_extreme("cummin"), "cumprod": cumulated_product, "digamma": digamma, "einsum": einsum, "erfinv": inverse_of_erf,
     "fft_fftshift": fft_shift(0), "fft_ifftshift": fft_shift(1), "frexp": mantissa_and_exponent, "gaussian_nll_loss": gaussian_nll_loss, "hamming_window": window(0.54, 0.46),
     "hann_window": window(0.5, 0.5), "hypot": hypotenuse, "index_reduce": index_reduce, "isin": is_in, "kthvalue": kth_value, "lgamma": log_gamma, "masked_scatter": masked_scatter,
