@@ -470,7 +470,7 @@ class Odd(nn.Module):
         """Joined one by one to a tensor that is empty at first, and to one that stays so."""
         rows, none = torch.tensor([]), torch.empty(0).to(h)
         for part in h, x:
-            rows = torch.cat([rows, part])
+            rows = torch.concat([rows, part], axis=0)
         return torch.cat([none, rows, none]).square().mean() + torch.cat([h, x, none]).sin().mean() + torch.cat([none, h]).cos().mean()
 
     def turned(self, h, x):

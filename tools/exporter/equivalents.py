@@ -180,13 +180,12 @@ def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"
     return reduced(loss, None, None, reduction)
 
 
-def joined(tensors, dim=0, **others):
+def joined(tensors, *dim, **others):
     """Without the empty tensors of one dim, torch.tensor([]), that PyTorch joins with all others, and ONNX with none."""
-    parts = [one for one in tensors if one.dim() != 1 or one.shape[0] != 0]
-    dims = {one.dim() for one in parts}
-    if len(parts) == len(tensors) or not parts or dims == {1}:
-        return torch.cat(tensors, dim, **others)
-    return torch.cat(parts, dim, **others).to(functools.reduce(torch.promote_types, [one.dtype for one in tensors]))
+    parts = [one for one in tensors if one.dim() != 1 or not (isinstance(one.shape[0], int) and one.shape[0] == 0)]
+    if len(parts) == len(tensors) or all(one.dim() == 1 for one in parts):
+        return torch.cat(tensors, *dim, **others)
+    return torch.cat(parts, *dim, **others).to(functools.reduce(torch.promote_types, [one.dtype for one in tensors]))
 
 
 def in_place(function):
