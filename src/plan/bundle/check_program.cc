@@ -4,6 +4,7 @@
 
 #include "bad.h"
 #include "files.h"
+#include "piper/ir/ops.h"
 #include "piper/ir/signatures.h"
 
 namespace piper {
@@ -32,6 +33,20 @@ Status check_literals(const Program& program, std::vector<bool>& literal) {
     literal[value] = true;
   }
   return ok_status();
+}
+
+// Returns an operand over which the op may not write a result, but does. The last operand of a
+// product that is added to it is what it adds to.
+std::optional<int32_t> overwritten(const ProgramOp& op) {
+  const OpDef* def = find_op(op.op);
+  const bool adds = op.attrs.integer("accumulate") != 0;
+  for (size_t o = 0; o < op.outputs.size(); ++o)
+    for (size_t i = 0; i < op.inputs.size() - (adds ? 1 : 0); ++i) {
+      const std::pair way(static_cast<int>(o), static_cast<int>(i));
+      if (op.inputs[i] == op.outputs[o] && (!def || std::ranges::count(def->in_place, way) == 0))
+        return op.inputs[i];
+    }
+  return std::nullopt;
 }
 
 // Walks the ops in order. Locals are made once, before they are read; args are read and written as
@@ -65,6 +80,8 @@ Status check_ops(const Program& program, std::vector<bool> ready) {
             check_use(op.op, use_of(program.values, op.inputs, op.outputs, op.attrs));
         !use)
       return bad("op {} {}: {}", o, name, use.error().message);
+    if (const std::optional<int32_t> arg = overwritten(op))
+      return bad("op {} {} writes arg {} while it reads it", o, name, *arg);
   }
   if (written != program.arg_written) return bad("the args that it writes are not those it says");
   return ok_status();

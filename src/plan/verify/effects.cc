@@ -86,7 +86,7 @@ class EffectsWalk : public BufferWalk<uint64_t> {
   }
 
   uint64_t position(Spot place) override {
-    if (whole_) return position_symbol();
+    if (whole_ && (group_axes(place) & ~model_.followed) == 0) return position_symbol();
     const Instruction& one = section_.at(place);
     uint64_t symbol = join_symbols(symbol_of("position"), static_cast<uint64_t>(one.outer));
     symbol = join_symbols(symbol, static_cast<uint64_t>(one.turn) * 2 + one.mirrored);
@@ -276,14 +276,23 @@ class EffectsWalk : public BufferWalk<uint64_t> {
   void collective(std::span<const Spot> members) override {
     join(members, [&](size_t a) { return joined(members, a); });
   }
+  // Returns the axes of the instruction's group along which there are several ranks.
+  uint32_t group_axes(Spot place) const {
+    uint32_t axes = axes_of(model_.cells[place.cell].role->groups[section_.at(place).group]);
+    for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
+      if (model_.mesh[axis].second == 1) axes &= ~(uint32_t{1} << axis);
+    return axes;
+  }
   uint64_t joined(std::span<const Spot> members, size_t a) {
     const Instruction& one = section_.at(members[0]);
     const auto read = [&](Spot member) { return held(member, section_.at(member).args[a]); };
     uint64_t made = read(members[0]);
     bool same = true;
     for (const Spot member : members) same = same && read(member) == made;
-    const bool parts = whole_ && (axes_of(model_.cells[members[0].cell].role->groups[one.group]) &
-                                  model_.followed) != 0;
+    // A sum along a further axis is another value: ranks along it hold no terms.
+    const uint32_t over = group_axes(members[0]);
+    const bool adds_further = info(one.kind).adds && (over & ~model_.followed) != 0;
+    const bool parts = whole_ && (over & model_.followed) != 0 && !adds_further;
     const bool keeps = same && (parts || keeps_symbol(one.kind, sums_.contains(made)));
     if (!keeps) {
       for (const Spot member : members) made = join_symbols(made, read(member));
@@ -343,16 +352,6 @@ std::string identity_of(const RoleProgram& role, const Tensor& tensor) {
   if (tensor.copy_of >= 0) return identity_of(role, role.tensor(tensor.copy_of));
   return fmt::format("{} {}", tensor.param.empty() ? "state" : "parameter",
                      tensor.param.empty() ? tensor.name : tensor.param);
-}
-
-void check_untouched(const Model& model, const Section& section, Findings& findings) {
-  const Effects before = follow(model, section, 0, false, nullptr),
-                after = follow(model, section, 1, false, nullptr);
-  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
-    for (const int32_t b : model.cells[c].facts->kept)
-      if (before.held[c][b] != after.held[c][b])
-        findings.add("structure", "the {} of {} changes '{}'", section.name, model.who(c),
-                     quote_control(model.cells[c].role->name(b)));
 }
 
 Effects follow(const Model& model, const Section& section, int32_t steps, bool whole,

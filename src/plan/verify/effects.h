@@ -49,7 +49,4 @@ std::string identity_of(const RoleProgram& role, const Tensor& tensor);
 Effects follow(const Model& model, const Section& section, int32_t steps, bool whole,
                const Effects* known, const LayoutsFound* layouts = nullptr);
 
-// Checks rule structure: a section that is not the body leaves states and constants unchanged.
-void check_untouched(const Model& model, const Section& section, Findings& findings);
-
 }  // namespace piper

@@ -6,6 +6,7 @@
 // until its receive is complete.
 #include <algorithm>
 #include <map>
+#include <unordered_map>
 #include <utility>
 
 #include "model.h"
@@ -47,17 +48,16 @@ class CellCheck {
         role_(*model.cells[cell].role),
         facts_(*model.cells[cell].facts),
         lives_(facts_.buffers.size()),
-        is_body_(section.parts.size() == 1 && section.parts[0].ends_step) {}
+        is_body_(section.parts.size() == 1) {}
 
   void run() {
     for (int32_t b : facts_.kept) begin({}, b);
     const auto& steps = section_.steps[cell_];
-    const bool one_part = section_.parts.size() == 1;
     for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
       visit({cell_, i}, steps[i]);
-      if (!one_part && section_.ends_step({cell_, i})) check_reports();
+      if (!is_body_ && section_.ends_step({cell_, i})) check_reports();
     }
-    if (one_part && section_.parts[0].ends_step) check_reports();
+    if (is_body_) check_reports();
   }
 
  private:
@@ -114,49 +114,37 @@ class CellCheck {
   }
 
   // Checks programs that have one buffer as two arguments: after a write through one of these, the
-  // other must not be used.
+  // other must not be used; an op may use it that writes element by element.
   void check_same_buffer(Spot place, const Instruction& one) {
     const Program& program = role_.programs[one.program];
-    std::map<int32_t, std::vector<size_t>> bound;
-    for (size_t a = 0; a < one.args.size(); ++a) bound[one.args[a]].push_back(a);
-    for (const auto& [buffer, args] : bound)
-      for (size_t w : args)
-        for (size_t other : args)
-          if (w != other && program.arg_written[w] &&
-              (overwrites(program, w, other) || touched_after(program, w, other)))
-            findings_.add("memory", "{} writes {} as arg {} while it still needs it as arg {}",
-                          name(place), buffer_name(buffer), w, other);
-  }
-  static bool has(const std::vector<int32_t>& ids, size_t arg) {
-    return std::ranges::count(ids, static_cast<int32_t>(arg)) > 0;
-  }
-  // Returns whether an op writes arg `w` while it reads arg `other`, in other ways than element by
-  // element.
-  static bool overwrites(const Program& program, size_t w, size_t other) {
+    const auto buffer_of = [&](int32_t value) {
+      return value >= 0 && value < program.num_args ? one.args[value] : -1;
+    };
+    std::unordered_map<int32_t, int32_t> writers;  // args, by buffer
     for (const ProgramOp& op : program.ops) {
-      if (!has(op.outputs, w) || !has(op.inputs, other)) continue;
-      const OpDef* def = find_op(op.op);
-      for (size_t o = 0; o < op.outputs.size(); ++o)
+      for (const int32_t input : op.inputs)
+        if (const auto writer = writers.find(buffer_of(input));
+            writer != writers.end() && writer->second != input)
+          return needed(place, writer->second, input);
+      for (size_t o = 0; o < op.outputs.size(); ++o) {
+        const int32_t buffer = buffer_of(op.outputs[o]);
+        if (buffer < 0) continue;
+        if (const int32_t writer = writers.try_emplace(buffer, op.outputs[o]).first->second;
+            writer != op.outputs[o])
+          return needed(place, op.outputs[o], writer);
+        const OpDef* def = find_op(op.op);
         for (size_t i = 0; i < op.inputs.size(); ++i) {
           const std::pair way(static_cast<int>(o), static_cast<int>(i));
-          if (op.outputs[o] == static_cast<int32_t>(w) &&
-              op.inputs[i] == static_cast<int32_t>(other) &&
+          if (buffer_of(op.inputs[i]) == buffer && op.inputs[i] != op.outputs[o] &&
               (!def || std::ranges::count(def->in_place, way) == 0))
-            return true;
+            return needed(place, op.outputs[o], op.inputs[i]);
         }
+      }
     }
-    return false;
   }
-  // Returns whether arg `other` is read or written after the op that first writes arg `w`, or both
-  // are written.
-  static bool touched_after(const Program& program, size_t w, size_t other) {
-    if (program.arg_written[other]) return true;
-    bool written = false;
-    for (const ProgramOp& op : program.ops) {
-      if (written && has(op.inputs, other)) return true;
-      written = written || has(op.outputs, w);
-    }
-    return false;
+  void needed(Spot place, int32_t writer, int32_t other) {
+    findings_.add("memory", "{} writes {} as arg {} while it still needs it as arg {}", name(place),
+                  buffer_name(section_.at(place).args[writer]), writer, other);
   }
 
   // ---- One access ----
@@ -194,7 +182,8 @@ class CellCheck {
   void unwritten(Spot place, int32_t buffer) {
     std::string later;
     const auto& steps = section_.steps[cell_];
-    for (size_t i = static_cast<size_t>(place.index) + 1; i < steps.size() && later.empty(); ++i)
+    const size_t end = findings_.takes("order") ? steps.size() : 0;
+    for (size_t i = static_cast<size_t>(place.index) + 1; i < end && later.empty(); ++i)
       if (writes(*model_.cells[cell_].facts, steps[i], section_.args_of(cell_, steps[i]), buffer))
         later = "; later " + name_of(*section_.lists[cell_][i]) + " writes it";
     findings_.add("order", "{} reads {} before anything writes it{}", name(place),

@@ -175,12 +175,14 @@ std::string name_of(const Model& model, const Section& section, Spot place) {
   return fmt::format("{} on {}", name_of(section.at(place)), model.who(place.cell));
 }
 
+bool Findings::takes(std::string_view rule) const {
+  return static_cast<size_t>(std::ranges::count(report_.findings, rule, &Finding::rule)) <
+         kFindingsPerRule;
+}
+
 void Findings::push(const char* rule, std::string text) {
   ++made_;
-  const auto same = std::count_if(report_.findings.begin(), report_.findings.end(),
-                                  [&](const Finding& finding) { return finding.rule == rule; });
-  if (static_cast<size_t>(same) < kFindingsPerRule)
-    report_.findings.push_back({rule, std::move(text)});
+  if (takes(rule)) report_.findings.push_back({rule, std::move(text)});
 }
 
 namespace {
@@ -228,7 +230,6 @@ constexpr SectionPart kPrologue{&RoleProgram::prologue},
 // lists agree.
 void check_run(const Model& model, const Section& section, const Single* single, bool bodies,
                Findings& findings, VerifyReport& report) {
-  const bool steps = section.parts.back().ends_step;
   std::vector<Part> parts{[&](Findings& found, VerifyReport&) {
     check_memory(model, section, make_clocks(model, section), found);
   }};
@@ -243,28 +244,21 @@ void check_run(const Model& model, const Section& section, const Single* single,
     });
     return found_layouts;
   };
-  const auto& lists = section.lists;
-  if (!steps && std::any_of(lists.begin(), lists.end(), [](const auto& l) { return !l.empty(); }))
-    parts.push_back(
-        [&](Findings& found, VerifyReport&) { check_untouched(model, section, found); });
-  if (steps) {
-    parts.push_back([&](Findings& found, VerifyReport&) {
-      check_effects(model, section, single, model.followed != 0 ? &layouts() : nullptr, found);
-    });
-    parts.push_back(
-        [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); });
-    parts.push_back(
-        [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); });
-    parts.push_back([&](Findings& found, VerifyReport&) {
-      layouts();
-      for (const Finding& one : of_layouts.findings) found.add(one);
-    });
-    parts.push_back(
-        [&](Findings& found, VerifyReport&) { check_draws(model, section, single, found); });
-  }
+  parts.push_back([&](Findings& found, VerifyReport&) {
+    check_effects(model, section, single, model.followed != 0 ? &layouts() : nullptr, found);
+  });
+  parts.push_back(
+      [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); });
+  parts.push_back(
+      [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); });
+  parts.push_back([&](Findings& found, VerifyReport&) {
+    layouts();
+    for (const Finding& one : of_layouts.findings) found.add(one);
+  });
+  parts.push_back(
+      [&](Findings& found, VerifyReport&) { check_draws(model, section, single, found); });
   if (bodies) parts.push_back([&](Findings& found, VerifyReport&) { check_bodies(model, found); });
-  prove(model, parts, steps ? std::vector<size_t>{0, 3, 1, 4} : std::vector<size_t>{}, findings,
-        report);
+  prove(model, parts, {0, 3, 1, 4}, findings, report);
 }
 
 // Takes the windows of all roles.
@@ -352,14 +346,12 @@ Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device,
   const bool overlap = model.cells[0].role->steps_ahead > 0;
   const std::vector<int32_t> counts =
       overlap ? followed_steps(model.cells[0].role->steps_ahead) : std::vector<int32_t>{1};
-  std::vector<std::unique_ptr<Single>> singles(overlap ? counts.size()
-                                                       : 3);  // by section that runs
-  for (size_t s = 0; one_device && s < singles.size(); ++s)
-    if (overlap || s == 1) {
-      PIPER_ASSIGN(singles[s], follow_single(*one_device, taken.is_apart, overlap ? counts[s] : 1,
-                                             model.followed != 0));
-    }
-  const Single* single = singles[overlap ? 0 : 1].get();
+  std::vector<std::unique_ptr<Single>> singles(counts.size());
+  for (size_t s = 0; one_device && s < singles.size(); ++s) {
+    PIPER_ASSIGN(singles[s],
+                 follow_single(*one_device, taken.is_apart, counts[s], model.followed != 0));
+  }
+  const Single* single = singles[0].get();
   if (single) take_sums(model, single->effects);
   // Plans that are followed form sums in another order.
   if (single && model.followed == 0 && has_all_samples(single->effects, set.roles[0].batch))
@@ -371,10 +363,16 @@ Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device,
     if (model.followed >> axis & 1) report.axes.push_back(model.mesh[axis].first);
   Findings findings(report);
   std::vector<Section> sections;
-  sections.push_back(make_section(model, "prologue", {kPrologue}));
+  if (overlap) sections.push_back(make_section(model, "prologue", {kPrologue}));
   sections.push_back(make_section(model, "body", {kBody}));
-  sections.push_back(make_section(model, "epilogue", {kEpilogue}));
+  if (overlap) sections.push_back(make_section(model, "epilogue", {kEpilogue}));
   const auto structure = [&](Findings& found, VerifyReport&) {
+    for (const RoleProgram& role : set.roles)
+      for (const auto& [name, list] :
+           {std::pair("prologue", &role.prologue), {"epilogue", &role.epilogue}})
+        if (!overlap && !list->empty())
+          found.add("structure", "there is a{} {}, and steps do not overlap",
+                    list == &role.epilogue ? "n" : "", name);
     check_structure(model, sections, found);
     check_staging(model, found);
     if (single) check_names(model, *single, found);

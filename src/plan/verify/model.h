@@ -211,6 +211,8 @@ class Findings {
   }
   void add(const Finding& finding) { push(finding.rule.c_str(), finding.text); }
   size_t made() const { return made_; }  // counts those that were left out, too
+  // Returns whether the next finding of the rule is printed; of many, only the first are.
+  bool takes(std::string_view rule) const;
 
  private:
   void push(const char* rule, std::string text);

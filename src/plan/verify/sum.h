@@ -98,10 +98,10 @@ struct Content {
     if (at != parts.end() && at->target == target && at->use == use) return at->runs;
     return parts.insert(at, {target, use, {}})->runs;
   }
-  // Marks that elements are no longer those that the rank should hold: the value may not be used as
-  // a partial sum or parameter.
+  // Marks that elements are no longer those that the rank should hold: a partial sum, a parameter
+  // or a run of any value may not be used.
   void scramble() {
-    foreign = is_part() || param >= 0;
+    foreign = is_part() || param >= 0 || cut.any();
     param = -1;
     of_param = kSeveral;
   }

@@ -8,11 +8,15 @@ void SumCheck::check_parameters_read(Spot place, const Instruction& one,
   if (source == IdSets::kEmpty && one.contributions.empty()) return;
   for (size_t a = 0; a < one.args.size(); ++a) {
     if (!(program.access[a] & kReads)) continue;
+    const Content& content = held(place, one.args[a]);
     if (flows_[a].param < 0) {
       check_number_read(place, one.args[a]);
+      if (content.cut.any() && source != IdSets::kEmpty && flows_[a].sum < 0 &&
+          !flows_[a].declared && !content.is_part())
+        findings_.add("sum", "{} computes with {}, of which a rank holds only a part", name(place),
+                      buffer_name(place, one.args[a]));
       continue;
     }
-    const Content& content = held(place, one.args[a]);
     const int32_t wanted = version_read(place, content.param);
     if (content.version == section_.training_step(place) + 1)
       findings_.add("sum", "{} computes with parameter '{}', which {} has already updated",

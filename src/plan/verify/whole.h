@@ -98,7 +98,8 @@ class WholeRun {
                    size_t output) const;
   std::optional<std::vector<double>> ends(const OpDef& def, const LoopRule& rule, const Use& use,
                                           const std::string& letters);
-  bool ends_where(int64_t count, const TensorType& row, uint64_t symbol) const;
+  bool ends_where(int64_t count, const TensorType& row, const Operand& of) const;
+  std::set<int64_t> parts_along(const std::vector<CutDim>& cuts, size_t dim) const;
 
   Values& values_;
   const Program& program_;

@@ -118,31 +118,45 @@ std::optional<uint64_t> WholeRun::without_padding(const Use& use) {
     const auto row = values_.rows.find(use.inputs[i].symbol);
     return row == values_.rows.end() ? nullptr : &row->second;
   };
-  const auto ends = [&](size_t i, uint64_t symbol) {
-    return ends_where(row_of(i)->count, *use.inputs[i].type, symbol);
+  const auto ends = [&](size_t i, const Operand& of) {
+    return ends_where(row_of(i)->count, *use.inputs[i].type, of);
   };
   const auto is_row = [&](size_t i, double there, double behind) {
     return row_of(i) && row_of(i)->there == there && row_of(i)->behind == behind;
   };
   if (use.op == "Add" && row_of(1) && row_of(1)->there == 0 && row_of(1)->behind != 0 &&
-      use.inputs[0].behind == 0 && ends(1, use.inputs[0].symbol))
+      use.inputs[0].behind == 0 && ends(1, use.inputs[0]))
     return ends_in(use.inputs[0].symbol, row_of(1)->behind);
-  if (use.op == "Where" && is_row(0, 1, 0) && is_row(2, 0, 0) && ends(0, use.inputs[1].symbol))
+  if (use.op == "Where" && is_row(0, 1, 0) && is_row(2, 0, 0) && ends(0, use.inputs[1]))
     return use.inputs[1].symbol;
   return std::nullopt;
 }
 
 // Returns whether a row has as many elements before its padding as the value has on one device in
-// the first dim of the row, or a part of these where other axes cut the dim, too.
-bool WholeRun::ends_where(int64_t count, const TensorType& row, uint64_t symbol) const {
+// the first dim of the row, or a part of these: over some of the axes that cut the dim.
+bool WholeRun::ends_where(int64_t count, const TensorType& row, const Operand& of) const {
   if (!values_.whole_shapes || count <= 0) return false;
-  const auto known = values_.whole_shapes->made.find(symbol);
+  const auto known = values_.whole_shapes->made.find(of.symbol);
   if (known == values_.whole_shapes->made.end()) return false;
   return std::any_of(known->second.begin(), known->second.end(), [&](const Shape& shape) {
     if (shape.size() < row.shape.size() || row.shape.empty()) return false;
     const int64_t extent = shape[shape.size() - row.shape.size()];
-    return extent % count == 0 && values_.parts.contains(extent / count);
+    if (extent % count != 0) return false;
+    if (!of.cuts || of.type->shape.size() < row.shape.size())
+      return values_.parts.contains(extent / count);
+    return parts_along(*of.cuts, of.type->shape.size() - row.shape.size()).contains(extent / count);
   });
+}
+
+// Returns into how many parts some of the axes that cut the dim cut it.
+std::set<int64_t> WholeRun::parts_along(const std::vector<CutDim>& cuts, size_t dim) const {
+  std::set<int64_t> parts{1};
+  for (const CutDim& cut : cuts) {
+    if (cut.ranks < 0 || (cut.dims >> dim & 1) == 0) continue;
+    for (const int64_t before : std::set(parts))
+      parts.insert(before * (cut.ranks > 0 ? cut.ranks : values_.ranks));
+  }
+  return parts;
 }
 
 uint64_t WholeRun::concatenated(const Use& use) {
