@@ -488,6 +488,9 @@ TEST_F(BundleTest, MixedCompilationsAreRefused) {
 }
 
 TEST_F(BundleTest, OtherVersionsAreRefused) {
+  EXPECT_NE(slurp(fs::path(PIPER_SOURCE_DIR) / "formats/plan.md")
+                .find(fmt::format("Format version: **{}**", kPlanFormatVersion)),
+            std::string::npos);
   ASSERT_TRUE(write_plan_set(small_set(), nullptr, nullptr, path("plans"), {}));
   std::string bytes = slurp(path("plans/rank0.plan"));
   bytes[8] = kPlanFormatVersion + 1;

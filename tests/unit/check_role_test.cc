@@ -117,6 +117,8 @@ TEST(CheckRole, RefusesEachFault) {
       {"in=[0,4] out=[3]", "in=[0,7] out=[3]", "program 0 'F stage=0': op 0 Mul reads no value 7"},
       {"in=[0,4] out=[3]", "in=[0,4] out=[3,3]",
        "program 0 'F stage=0': op 0 Mul writes value 3, which is already made"},
+      {"out=[2] {axis=0}\n", "out=[2] {axis=0}\n  op MatMul in=[2,2] out=[2]\n",
+       "program 0 'F stage=0': op 4 MatMul writes arg 2 while it reads it"},
       {"in=[0,4] out=[3]", "in=[0,4] out=[4]",
        "program 0 'F stage=0': op 0 Mul writes value 4, which is already made"},
       {"in=[0,4] out=[3]", "in=[0,5] out=[3]",
