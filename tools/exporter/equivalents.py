@@ -198,7 +198,18 @@ def einsum(equation, *operands):
         return torch.einsum(equation, *operands)
     operands = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     dtype = functools.reduce(torch.promote_types, [one.dtype for one in operands])
-    return torch.einsum(equation, *(one.to(dtype) for one in operands))
+    operands = [one.to(dtype) for one in operands]
+    return torch._VF.einsum(equation, operands, path=order_of_products(equation, operands))
+
+
+def order_of_products(equation, operands):
+    """That which PyTorch asks opt_einsum for where it is installed: of the example's sizes, or it would make constants of them."""
+    library = torch.backends.opt_einsum
+    if len(operands) <= 2 or not library.is_available() or not library.enabled:
+        return None
+    shapes = [[size if isinstance(size, int) else size.node.hint or 2 for size in one.shape] for one in operands]
+    pairs = library.get_opt_einsum().contract_path(equation, *shapes, shapes=True, optimize=library.strategy)[0]
+    return [place for pair in pairs for place in pair]
 
 
 def search_sorted(sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None):
