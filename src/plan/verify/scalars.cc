@@ -62,6 +62,7 @@ StepScalars::StepScalars(const Model& model, const Section& section, Findings& f
       if (!scalar && facts.kind != BufferKind::kState) continue;
       kinds[b] = scalar ? kState : kMoment;
       held[b] = {.kind = kinds[b], .symbol = symbol_of(tensor.name)};
+      states_.try_emplace(held[b].symbol, &tensor);
     }
   }
 }
@@ -136,7 +137,7 @@ class StepScalars::Values {
       const int32_t state = argument(op.inputs[2 + i]);
       if (state < 0 || op.outputs.size() <= made || argument(op.outputs[made++]) != state)
         return add("{} updates '{}' with a state that it does not write", shown);
-      of_.check_state(place_, shown, id, i, buffer_name(state), *inputs[2 + i]);
+      of_.check_state(place_, op, shown, id, i, buffer_name(state), *inputs[2 + i]);
       ++values_[state].version;
     }
   }
@@ -264,8 +265,30 @@ void StepScalars::compute(Spot place) {
     put(place, one.args[arg], {});
 }
 
-void StepScalars::check_state(Spot place, const std::string& shown, int32_t param, size_t number,
-                              const std::string& state, const Number& held) {
+// By their names checkpoints tell states apart. A model with an optimizer of its own names them.
+bool StepScalars::is_called_as_another(const ProgramOp& op, int32_t param, size_t number,
+                                       const Tensor& state) const {
+  if (!state.init.empty()) return false;
+  const std::string_view name = state.name;
+  for (size_t dot = name.rfind('.'); dot != name.npos && dot > 0; dot = name.rfind('.', dot - 1)) {
+    const int32_t owner = model_.params.find(name.substr(0, dot));
+    if (owner < 0) continue;
+    if (owner != param) return true;
+    const std::string_view rest = name.substr(dot + 1), average = kAverage.substr(1);
+    const auto def = std::ranges::find_if(
+        optimizers(), [&](const OptimizerDef& one) { return one.op == op.op && !one.direction; });
+    const auto own = static_cast<size_t>(find_op(op.op)->states);
+    if (number >= own) return rest != average;
+    if (def == optimizers().end() || number >= def->states.size()) return rest == average;
+    return rest != def->states[number] &&
+           (rest == average || std::ranges::find(def->states, rest) != def->states.end());
+  }
+  return false;
+}
+
+void StepScalars::check_state(Spot place, const ProgramOp& op, const std::string& shown,
+                              int32_t param, size_t number, const std::string& state,
+                              const Number& held) {
   const auto say = [&](const char* what) {
     findings_.add("update", "{} updates '{}' with '{}', {}", name(place), shown, state, what);
   };
@@ -274,6 +297,9 @@ void StepScalars::check_state(Spot place, const std::string& shown, int32_t para
   const auto [known, is_new] = state_of_.try_emplace(held.symbol, param, number);
   if (known->second.first != param) return say("which is a state of another parameter");
   if (known->second.second != number) say("which is another state of the parameter on other ranks");
+  if (const auto tensor = states_.find(held.symbol);
+      tensor != states_.end() && is_called_as_another(op, param, number, *tensor->second))
+    say("which is called as another state is: checkpoints would mix them up");
   if (held.version != section_.training_step(place))
     say("which is not in the version that the step before wrote");
 }

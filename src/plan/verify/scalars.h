@@ -87,10 +87,12 @@ class StepScalars : public BufferWalk<Number> {
                  size_t output);
   void check_update(Spot place, const std::string& shown, int32_t param, size_t states,
                     std::span<const Number* const> inputs);
-  // Checks that an optimizer state belongs to one parameter, and is always the same one of its
-  // states.
-  void check_state(Spot place, const std::string& shown, int32_t param, size_t number,
-                   const std::string& state, const Number& held);
+  // Checks that an optimizer state belongs to one parameter, is always the same one of its states,
+  // and is not called as another one is.
+  void check_state(Spot place, const ProgramOp& op, const std::string& shown, int32_t param,
+                   size_t number, const std::string& state, const Number& held);
+  bool is_called_as_another(const ProgramOp& op, int32_t param, size_t number,
+                            const Tensor& state) const;
   bool is_known_as(std::string_view name, int32_t step, const Number& number) const;
   Number reduced(std::span<const Spot> members, size_t arg) const;
   int32_t axis_of_runs(const Group& group, const Terms& terms) const;
@@ -114,6 +116,7 @@ class StepScalars : public BufferWalk<Number> {
   using Firsts =
       std::map<std::tuple<int32_t, std::string_view, int32_t>, std::pair<std::string, uint64_t>>;
   Firsts factors_, reports_;
+  std::unordered_map<uint64_t, const Tensor*> states_;  // by symbol; the first of each
   // By the symbol of an optimizer's state: its parameter, and which of the states it is.
   std::unordered_map<uint64_t, std::pair<int32_t, size_t>> state_of_;
   // Symbols of states that ops of the step read as its numbers. Other scalar states are those of
