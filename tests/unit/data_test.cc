@@ -365,6 +365,38 @@ TEST_F(DataTest, BatchesOfASafetensorsFile) {
       << "numbers have one spelling";
 }
 
+// Labels that can be ignored let all samples count: what fills up the last batch is no part of it,
+// whatever part of the batch is read. Without such labels, and in training, it is no step.
+TEST_F(DataTest, ALastBatchIsFilledUpWithWhatIsIgnored) {
+  std::vector<int64_t> y(10);
+  for (size_t i = 0; i < 10; ++i)
+    y[i] = static_cast<int64_t>(i % 5) * 2 + static_cast<int64_t>(i / 5);
+  const std::string rows =
+      npy("rows.npy", "{'descr': '<i8', 'fortran_order': False, 'shape': (5, 2), }", bytes_of(y));
+  const std::string columns = npy(
+      "columns.npy", "{'descr': '<i8', 'fortran_order': False, 'shape': (2, 5), }", bytes_of(y));
+  const auto opened = [&](int64_t ignore, bool fills, int64_t size) {
+    const std::vector<InputNeed> needs = {{"ids", {DType::kI64, {size, 2}}},
+                                          {"y", {DType::kI32, {2, size}}, 1, 0, 9, ignore}};
+    auto made = open_data({{"ids=" + rows, "y=" + columns}, 0, false, 0, 0, fills}, needs, size);
+    EXPECT_TRUE(made) << print_error(made.error());
+    return *std::move(made);
+  };
+  const auto source = opened(-100, true, 3);
+  ASSERT_EQ(source->steps(), 2);
+  EXPECT_EQ(batch<int32_t>(*source, 0, 1, 0, 3, 6), (std::vector<int32_t>{0, 2, 4, 1, 3, 5}));
+  EXPECT_EQ(batch<int32_t>(*source, 1, 1, 0, 3, 6), (std::vector<int32_t>{6, 8, -100, 7, 9, -100}));
+  EXPECT_EQ(batch<int32_t>(*source, 1, 1, 1, 2, 4), (std::vector<int32_t>{8, -100, 9, -100}));
+  EXPECT_EQ(batch<int32_t>(*source, 1, 1, 2, 1, 2), (std::vector<int32_t>{-100, -100}));
+  EXPECT_EQ(batch<int64_t>(*source, 1, 0, 2, 1, 2), (std::vector<int64_t>{0, 2}));  // a legal one
+  const auto small = opened(-100, true, 8);
+  ASSERT_EQ(small->steps(), 1);
+  EXPECT_EQ(batch<int32_t>(*small, 0, 1, 4, 4, 8),
+            (std::vector<int32_t>{8, -100, -100, -100, 9, -100, -100, -100}));
+  EXPECT_EQ(opened(-100, false, 3)->steps(), 1);
+  EXPECT_EQ(opened(INT64_MIN, true, 3)->steps(), 1);
+}
+
 TEST_F(DataTest, RowsOfNpyFilesStayTogether) {
   std::vector<float> x(20);
   std::vector<int64_t> y(10);

@@ -27,6 +27,9 @@ struct DataOptions {
   // Step `first_step` begins at sample `first_sample` of the endless order of samples, which no
   // batch size changes: a job that goes on with another one goes on with the next sample.
   int64_t first_step = 0, first_sample = 0;
+  // If the samples fill no last batch: it is filled up with others whose labels are ignored. This
+  // needs an input with labels that can be, and samples of one source.
+  bool fills = false;
 };
 // Says how many samples of a source come before they repeat, and whether each epoch permutes them.
 struct SourceEpoch {
@@ -46,7 +49,8 @@ class BatchSource {
   virtual Status read(int64_t step, int input, int64_t first, int64_t count,
                       std::byte* to) const = 0;
   // Returns the first step with a sample that an earlier one, or the job before first_step, has
-  // had: a batch may begin in one epoch and end in the next. INT64_MAX if there is none.
+  // had: a batch may begin in one epoch and end in the next. Samples that fill up a batch do not
+  // count. INT64_MAX if there is none.
   virtual int64_t steps() const = 0;
   // Returns how many samples the steps before `step` have taken of each source, by its name.
   virtual std::vector<std::pair<std::string, int64_t>> consumed(int64_t) const { return {}; }

@@ -153,7 +153,7 @@ Result<std::unique_ptr<Feed>> open_rows(const DataFile& file, const InputNeed& n
   PIPER_TRY(check_type(at, "the array", stored.tensor.type, need, true));
   Array array = make_array("the array", std::move(stored), need.batch_dim);
   const int64_t rows = need.batch_dim < 0 ? batch : array.rows;
-  if (rows < batch)
+  if (rows < least_samples(options, batch))
     return fail(at, "the array has {} samples; a batch needs {}", rows, batch)
         .with_note("help: give it more samples, or make 'global_batch' of the strategy smaller");
   const RowOrder order(rows, options.shuffle, options.seed);

@@ -64,6 +64,11 @@ bool convertible(DType from, DType to);
 int64_t convert(const std::byte* from, const StoredElement& element, std::byte* to,
                 const InputNeed& need, int64_t count);
 
+// Returns how many samples there have to be.
+inline int64_t least_samples(const DataOptions& options, int64_t batch) {
+  return options.fills ? 1 : batch;
+}
+
 class TokenSet;
 struct TokenSpec;
 // Opens the feeds of the token inputs among `inputs`, in that order, and what they read.

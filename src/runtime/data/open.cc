@@ -212,20 +212,44 @@ int64_t tokens_per_step(std::span<const InputNeed> needs, int64_t batch) {
 
 // Says how the samples of a job fall on its steps.
 struct Pace {
-  int64_t batch = 1, first_step = 0, first_sample = 0;
+  int64_t batch = 1;
+  bool fills = false;  // DataOptions::fills, where that can be
+  int64_t first_step = 0, first_sample = 0;
   int64_t sample_of(int64_t step) const { return first_sample + (step - first_step) * batch; }
   // Returns the first step that needs more than `samples`.
   int64_t steps_of(int64_t samples) const {
     if (samples == INT64_MAX) return samples;
-    return first_step + std::max<int64_t>(samples - first_sample, 0) / batch;
+    const int64_t left = std::max<int64_t>(samples - first_sample, 0);
+    return first_step + left / batch + (fills && left % batch > 0 ? 1 : 0);
   }
 };
 
+bool ignores_labels(const InputNeed& need) {
+  return need.ignore != INT64_MIN && need.batch_dim >= 0 && is_integer(need);
+}
+
+// Lets the loss ignore all labels from this sample on. `to` has `count` samples.
+void ignore_from(const InputNeed& need, int64_t sample, int64_t count, std::byte* to) {
+  int64_t outer = 1, inner = 1;
+  for (int d = 0; d < static_cast<int>(need.type.shape.size()); ++d) {
+    const int64_t size = need.type.shape[static_cast<size_t>(d)];
+    if (d != need.batch_dim) (d < need.batch_dim ? outer : inner) *= size;
+  }
+  for (int64_t o = 0; o < outer; ++o)
+    for (int64_t at = (o * count + sample) * inner; at < (o + 1) * count * inner; ++at)
+      if (need.type.dtype == DType::kI64)
+        reinterpret_cast<int64_t*>(to)[at] = need.ignore;
+      else
+        reinterpret_cast<int32_t*>(to)[at] = static_cast<int32_t>(need.ignore);
+}
+
 class Batches final : public BatchSource {
  public:
-  Batches(std::vector<std::unique_ptr<Feed>> feeds, std::shared_ptr<const TokenSet> tokens,
-          std::vector<ArraySource> arrays, int64_t samples, int64_t tokens_per_step, Pace pace)
-      : feeds_(std::move(feeds)),
+  Batches(std::span<const InputNeed> needs, std::vector<std::unique_ptr<Feed>> feeds,
+          std::shared_ptr<const TokenSet> tokens, std::vector<ArraySource> arrays, int64_t samples,
+          int64_t tokens_per_step, Pace pace)
+      : needs_(needs.begin(), needs.end()),
+        feeds_(std::move(feeds)),
         tokens_(std::move(tokens)),
         arrays_(std::move(arrays)),
         samples_(samples),
@@ -237,8 +261,12 @@ class Batches final : public BatchSource {
   Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
     PIPER_CHECK(step >= pace_.first_step);
     const Feed& feed = *feeds_[static_cast<size_t>(input)];
-    Status read = feed.read({pace_.sample_of(step) + first, count, step, first}, to);
+    const InputNeed& need = needs_[static_cast<size_t>(input)];
+    const int64_t sample = pace_.sample_of(step) + first;
+    Status read = feed.read({sample, count, step, first}, to);
     PIPER_TRY(check_losses());  // the graver one
+    if (pace_.fills && ignores_labels(need) && sample + count > samples_)
+      ignore_from(need, std::max<int64_t>(samples_ - sample, 0), count, to);
     return read;
   }
   int64_t steps() const override { return pace_.steps_of(samples_); }
@@ -297,6 +325,7 @@ class Batches final : public BatchSource {
   }
 
  private:
+  std::vector<InputNeed> needs_;
   std::vector<std::unique_ptr<Feed>> feeds_;
   std::shared_ptr<const TokenSet> tokens_;
   std::vector<ArraySource> arrays_;
@@ -315,15 +344,17 @@ Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
   for (const InputNeed& need : needs) PIPER_TRY(check_need(need, batch));
   Sources sources;
   for (const std::string& text : options.sources) PIPER_TRY(add_source(text, sources));
+  DataOptions own = options;
+  own.fills &= sources.tokens.sources.size() <= 1 && std::ranges::any_of(needs, ignores_labels);
   if (sources.mixtures.size() + (sources.token_names.empty() ? 0 : 1) > 1)
     return fail("tokens come from one mixture or from files, not from {}",
                 list_with_and(sources.all_tokens()));
   std::vector<std::unique_ptr<Feed>> feeds(needs.size());
   for (const ArraySource& source : sources.arrays)
-    PIPER_TRY(open_arrays(source, options, needs, batch, feeds));
+    PIPER_TRY(open_arrays(source, own, needs, batch, feeds));
   std::shared_ptr<const TokenSet> tokens;
   if (!sources.all_tokens().empty()) {
-    PIPER_ASSIGN(tokens, open_tokens_of(sources, options, needs, batch, feeds));
+    PIPER_ASSIGN(tokens, open_tokens_of(sources, own, needs, batch, feeds));
   }
   for (size_t i = 0; i < needs.size(); ++i)
     if (!feeds[i])
@@ -331,9 +362,9 @@ Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
           .with_note("help: give --data TOKENS.bin, --data " + needs[i].name +
                      "=FILE.npy or --data FILE.safetensors");
   PIPER_ASSIGN(const int64_t samples, count_samples(needs, feeds));
-  std::unique_ptr<BatchSource> opened =
-      std::make_unique<Batches>(std::move(feeds), std::move(tokens), std::move(sources.arrays),
-                                samples, tokens_per_step(needs, batch), Pace{batch});
+  std::unique_ptr<BatchSource> opened = std::make_unique<Batches>(
+      needs, std::move(feeds), std::move(tokens), std::move(sources.arrays), samples,
+      tokens_per_step(needs, batch), Pace{batch, own.fills});
   PIPER_TRY(opened->begin_at(options.first_step, options.first_sample));
   return opened;
 }

@@ -224,7 +224,7 @@ Result<TokenFeeds> open_tokens(const TokenSpec& spec, std::span<const InputNeed>
           one.name, need.name, length, need.type.shape[1]);
   const auto takes = find_takes(needs, inputs);
   if (!takes) return at_file(takes.error(), *set);
-  if (set->windows() < batch)
+  if (set->windows() < least_samples(options, batch))
     return fail(at, "{} tokens make {} {} of {}; a batch needs {}", set->tokens(), set->windows(),
                 set->shards()[0]->packing ? "packed sequences" : "windows",
                 set->shards()[0]->packing ? std::to_string(length) : fmt::format("{} + 1", length),

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 
 #include "faults.h"
 #include "resume.h"
@@ -76,6 +77,13 @@ Status evaluate_set(RankRun& run, const EvaluationSet& set, int64_t done,
 
 }  // namespace
 
+bool counts_labels(const PlanSet& set) {
+  return std::ranges::any_of(set.roles, [](const RoleProgram& role) {
+    return std::ranges::any_of(role.evaluation_reports,
+                               [](const Report& one) { return one.name == "weight"; });
+  });
+}
+
 Status open_evaluation(RunOptions& options, const PlanSet& set,
                        std::vector<std::unique_ptr<BatchSource>>& keep) {
   JobOptions& job = options.job;
@@ -93,7 +101,10 @@ Status open_evaluation(RunOptions& options, const PlanSet& set,
   PIPER_ASSIGN(const std::vector<InputNeed> needs, data_needs(set));
   const int64_t batch = batch_of(set);
   for (const auto& [name, sources] : sets_of(options, needs)) {
-    const DataOptions from{.sources = sources, .seed = options.data.seed, .shuffle = false};
+    const DataOptions from{.sources = sources,
+                           .seed = options.data.seed,
+                           .shuffle = false,
+                           .fills = counts_labels(set)};
     Result<std::unique_ptr<BatchSource>> data = open_data(from, needs, batch);
     if (!data) {
       Error error = std::move(data).error();
@@ -120,13 +131,19 @@ std::string describe_evaluation(const JobOptions& job, const PlanSet& plans) {
     if (set.batches < set.data->steps()) continue;  // as --eval-batches says
     std::vector<std::string> read;
     int64_t most_left = 0;
+    std::set<int64_t> left;  // by sources
     const auto taken = set.data->consumed(set.batches);
     for (size_t s = 0; const SourceEpoch& epoch : set.data->epochs()) {
       const int64_t count = taken[s++].second;
       most_left = std::max(most_left, epoch.samples - count);
+      left.insert(epoch.samples - count);
       read.push_back(fmt::format("{} of the {} samples of '{}'", count, epoch.samples,
                                  quote_control(epoch.name)));
     }
+    if (most_left > 0 && most_left < batch_of(plans) && left.size() == 1)
+      text += fmt::format(
+          "--eval-data '{}': the last {} samples fill no batch of {}, and are left out\n",
+          quote_control(set.name), most_left, batch_of(plans));
     if (most_left < batch_of(plans)) continue;
     text += fmt::format(
         "--eval-data '{}': a mixture is evaluated until one of its sources would repeat, here "

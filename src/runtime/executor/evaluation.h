@@ -9,8 +9,12 @@ namespace piper {
 Status open_evaluation(RunOptions& options, const PlanSet& set,
                        std::vector<std::unique_ptr<BatchSource>>& keep);
 
-// Returns a line for each set that is a mixture which is not read to its end: how much of which
-// source its loss is of.
+// Returns whether the loss of a batch is a mean over labels that count, of which those that are
+// ignored are none: then a set's last batch can be filled up.
+bool counts_labels(const PlanSet& set);
+
+// Returns a line for each set that is not read to its end: how many samples are left out, or of a
+// mixture how much of which source its loss is of.
 std::string describe_evaluation(const JobOptions& job, const PlanSet& plans);
 
 // Returns the sources of the first set: where nothing is trained, inputs are read from there.

@@ -173,7 +173,10 @@ Status prepare_evaluation(RunOptions& options, const PlanSet& set) {
     if (options.start.how == StartOptions::How::kResume ||
         options.start.how == StartOptions::How::kResumeOrStart)
       options.start.how = StartOptions::How::kBranch;
-    if (options.data.sources.empty()) options.data.sources = sources_of_first_set(options, set);
+    if (options.data.sources.empty()) {
+      options.data.sources = sources_of_first_set(options, set);
+      options.data.fills = counts_labels(set);
+    }
     return ok_status();
   }
   if (!job.checkpoint) return ok_status();
