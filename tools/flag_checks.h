@@ -37,7 +37,8 @@ inline CLI::Validator between(double least, double most, std::string text) {
           ""};
 }
 inline CLI::Validator a_count(int64_t least) {
-  return between(static_cast<double>(least), 1e15, fmt::format("a whole number from {} on", least));
+  return between(static_cast<double>(least), 1e15,
+                 fmt::format("a whole number from {} to 1e15", least));
 }
 
 }  // namespace piper

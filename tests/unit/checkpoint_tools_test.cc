@@ -285,6 +285,11 @@ TEST_F(CheckpointTools, TheProgramEndsWithWhatItFound) {
   EXPECT_EQ(program(fmt::format("diff {} /nowhere", dir)).first, 2);
   EXPECT_EQ(program("verify /nowhere").first, 12);
   EXPECT_EQ(program("verify --json " + dir).first, 2);
+  // A folder that --out of piper-run names is taken for the checkpoints in it, as by --resume.
+  std::filesystem::create_directory(path("out"));
+  std::filesystem::create_directory_symlink(dir, path("out/checkpoints"));
+  EXPECT_EQ(program("verify " + path("out")).first, 0);
+  EXPECT_EQ(program(fmt::format("export {} {}", path("out"), path("q.safetensors"))).first, 0);
   EXPECT_EQ(program("burn " + dir).first, 2);
   EXPECT_EQ(program("diff " + dir).first, 2);
   EXPECT_EQ(program(fmt::format("import {} {}", dir, path("i.safetensors"))).first, 1);

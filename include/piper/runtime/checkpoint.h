@@ -94,6 +94,8 @@ bool covers_setting(std::string_view accepted, std::string_view setting);
 // ---- Folders of checkpoints ---------------------------------------------------------------------
 
 std::string checkpoint_name(int64_t step);  // "step-000000100"
+// Returns the folder of checkpoints that is meant: one that --out of a job named has it inside.
+std::string checkpoints_in(const std::string& folder);
 // Returns the steps of which the folder holds checkpoints, newest first; an unreadable folder is an
 // error, one that is not there holds none.
 Result<std::vector<int64_t>> list_checkpoints(Storage& storage, const std::string& folder);

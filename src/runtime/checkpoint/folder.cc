@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 
 #include "piper/runtime/checkpoint.h"
 
@@ -21,6 +22,12 @@ std::optional<int64_t> whole_number(std::string_view text) {
 }  // namespace
 
 std::string checkpoint_name(int64_t step) { return fmt::format("{}{:09}", kPrefix, step); }
+
+std::string checkpoints_in(const std::string& folder) {
+  std::error_code ignored;
+  const std::string inside = folder + "/checkpoints";
+  return std::filesystem::is_directory(inside, ignored) ? inside : folder;
+}
 
 Result<std::vector<int64_t>> list_checkpoints(Storage& storage, const std::string& folder) {
   PIPER_ASSIGN(const std::vector<std::string> names, storage.list(folder));

@@ -98,10 +98,11 @@ void add_parts(const CheckpointReader& reader, Json& json) {
 
 Result<std::vector<std::string>> find_checkpoints(const std::string& path) {
   if (is_checkpoint(path)) return std::vector<std::string>{path};
-  PIPER_ASSIGN(const std::vector<int64_t> steps, list_checkpoints(file_storage(), path));
+  const std::string folder = checkpoints_in(path);
+  PIPER_ASSIGN(const std::vector<int64_t> steps, list_checkpoints(file_storage(), folder));
   std::vector<std::string> folders;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step)
-    folders.push_back(path + "/" + checkpoint_name(*step));
+    folders.push_back(folder + "/" + checkpoint_name(*step));
   if (folders.empty())
     return fail("'{}' is no checkpoint, and no folder of checkpoints", quote_control(path))
         .with_code(ExitCode::kStorage);

@@ -97,12 +97,6 @@ Status set_aside(const RunOptions& options, Storage& storage, const std::string&
   return ok_status();
 }
 
-// Returns the folder of checkpoints: one that --out names has it inside.
-std::string checkpoints_in(const std::string& from) {
-  std::error_code ignored;
-  return fs::is_directory(from + "/checkpoints", ignored) ? from + "/checkpoints" : from;
-}
-
 // Returns the folders of checkpoints that may be taken, newest first, as rank 0 finds them.
 Result<std::vector<std::string>> find_candidates(const std::string& from, Storage& storage,
                                                  Control* control, int64_t least) {

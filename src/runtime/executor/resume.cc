@@ -152,7 +152,8 @@ Status check_states(const StartOptions& asked, const Start& start, const Loading
   return error;
 }
 
-void tell_loading(const Start& start, const StartOptions& asked, const Loading& loading) {
+void tell_loading(const Start& start, const RunOptions& options, const Loading& loading) {
+  const StartOptions& asked = options.start;
   const int64_t count = loading.loaded + std::ssize(loading.derived);
   std::string text = fmt::format("{}: {} tensors ", start.reader->folder(), count);
   if (start.is_running)
@@ -160,7 +161,7 @@ void tell_loading(const Start& start, const StartOptions& asked, const Loading& 
   else
     text += "loaded";
   if (!start.is_running && asked.how != How::kInit)
-    text += fmt::format(", goes on after step {}", start.step);
+    text += fmt::format(", {} step {}", options.evaluate_only ? "of" : "goes on after", start.step);
   tell_user(text);
   const auto list = [](const std::vector<std::string>& names, const char* what) {
     if (names.empty()) return;
@@ -211,12 +212,15 @@ std::string changed_files(const std::vector<std::pair<std::string, std::string>>
 
 std::vector<SettingChange> all_changes(const RunOptions& options, const PlanSet& set,
                                        const Checkpoint& about, const BatchSource* data) {
-  std::vector<SettingChange> changes =
-      changed_settings(about.strategy_text, set.manifest.strategy_text);
+  // What parameters were trained on, and how, is nothing to an evaluation.
+  std::vector<SettingChange> changes;
+  if (!options.evaluate_only)
+    changes = changed_settings(about.strategy_text, set.manifest.strategy_text);
   const auto add = [&](std::string name, std::string before, std::string now) {
     if (before != now) changes.push_back({std::move(name), std::move(before), std::move(now)});
   };
   add("model", about.model_digest, set.manifest.model_digest);
+  if (options.evaluate_only) return changes;
   const std::string now = data == nullptr ? "" : data->digest();
   add("data", about.data_digest, now);
   if (about.data_digest != now && data != nullptr)
@@ -305,7 +309,7 @@ Status check_start(const RunOptions& options, const PlanSet& set, Start& start,
   PIPER_TRY(check_states(asked, start, loading, set.directory));
   if (counts_afresh(asked, loading)) start.states->leave_out(loading.count);
   if (asked.how != How::kInit) PIPER_TRY(check_settings(options, set, start, data, speaks));
-  if (speaks) tell_loading(start, asked, loading);
+  if (speaks) tell_loading(start, options, loading);
   return ok_status();
 }
 

@@ -8,7 +8,9 @@
 
 namespace piper {
 
-inline void tell_user(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
+inline void tell_user(const std::string& line) {
+  std::fputs((quote_control(line) + "\n").c_str(), stderr);
+}
 inline Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(text), {}}; }
 
 // Serves a checkpoint's tensors to ranks that load.

@@ -11,7 +11,7 @@ namespace {
 
 void print_line(const std::string& line) {
   const char* const clear = isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";  // of progress
-  std::fputs(fmt::format("{}{}\n", clear, line).c_str(), stderr);
+  std::fputs(fmt::format("{}{}\n", clear, quote_control(line)).c_str(), stderr);
 }
 
 }  // namespace
