@@ -1,6 +1,7 @@
-// Replaces a folder of files as a whole, and lists what else is in one.
+// Replaces a folder of files as a whole, and a file; lists what else is in a folder.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,5 +17,26 @@ Result<std::string> replace_folder(const std::string& built, const std::string& 
 // Returns in order the names of the files in the folder of `path` that end as `extension` says
 // (".yaml"); none where there is no such folder.
 std::vector<std::string> files_beside(const std::string& path, std::string_view extension);
+
+// A file that is written beside the one whose place it takes: nobody sees it before it is whole.
+// What is for a device or a pipe waits in memory. Links stay.
+class UnseenFile {
+ public:
+  // Deferred parts are made one at a time; the others have to outlive it. Errors are kStorage.
+  static Result<UnseenFile> write(const std::string& path, std::span<const Bytes> parts);
+  UnseenFile(UnseenFile&& other) noexcept;
+  UnseenFile& operator=(UnseenFile&&) = delete;
+  ~UnseenFile();  // removes it, unless it was published
+  // Flushes it to the disk, and renames it. Called once.
+  Status publish();
+
+ private:
+  UnseenFile() = default;
+  Error broken(Error error) const;
+  std::string path_, name_;
+  int handle_ = -1;  // -1: of a device or a pipe
+  size_t bytes_ = 0;
+  std::vector<Bytes> kept_;
+};
 
 }  // namespace piper

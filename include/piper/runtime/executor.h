@@ -169,7 +169,7 @@ class Executor {
 };
 
 // Returns all parameters of these executors, in rank order, the first holder's value; by name,
-// aliases included.
+// aliases included. Each is put together when it is asked for, of what the executors have then.
 std::vector<NamedTensor> collect_parameters(std::span<const Executor* const> executors);
 
 // Returns the inputs of all roles of a set, each name once, in order of roles.

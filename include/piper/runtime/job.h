@@ -61,9 +61,9 @@ struct JobOptions {
   std::optional<double> timeout_s;
   double start_timeout_s = 60;  // for all ranks to start and to load
   VerifyOptions verify;
-  // Every so many steps, and after the last: what several ranks hold has the same bits on all of
-  // them; else an error (kNumeric) names the parameter or state and the rank that differs. 0:
-  // never.
+  // Every so many steps, after the last, and before each checkpoint: what several ranks hold has
+  // the same bits on all of them; else an error (kNumeric) names the parameter or state and the
+  // rank that differs. 0: never.
   int64_t check_replicas = 0;
   OnNan on_nan = OnNan::kStop;
   int64_t most_rollbacks = 3;
@@ -105,6 +105,9 @@ struct JobOptions {
   int64_t trace_steps = 0;
   int64_t profile_steps = 0;  // the result has a profile of this many last steps
   bool parameters = true;     // whether the result has them: a copy beside the plan's memory
+  // Called on rank 0 at the job's end with all parameters, by name, aliases included. While it
+  // runs, each is made when it is asked for: its memory is that of one tensor.
+  std::function<void(std::span<const NamedTensor>)> on_parameters;
   // Stop when the mean loss of the last 20 steps is at most this. On an asynchronous backend a step
   // is queued before the one that runs is asked for its results, unless something is compared
   // between steps: then a run ends one step after its loss has said so, which is one step later for

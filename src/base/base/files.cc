@@ -17,6 +17,7 @@
 #include "mapped.h"
 #include "piper/base/base.h"
 #include "piper/base/digester.h"
+#include "piper/base/folders.h"
 #include "written.h"
 
 namespace piper {
@@ -74,14 +75,6 @@ Status write_all(int handle, std::span<const Bytes> parts, const std::string& pa
     const Bytes made = part.made();
     PIPER_TRY(write_all(handle, as_text(made.span()), path));
   }
-  return ok_status();
-}
-
-Status write_and_flush(File file, std::span<const Bytes> parts, const std::string& path) {
-  PIPER_TRY(write_all(file.get(), parts, path));
-  if (fsync(file.get()) != 0) return cannot("write", path, errno);
-  // Some file systems report a full disk only here.
-  if (close(file.release()) != 0) return cannot("write", path, errno);
   return ok_status();
 }
 
@@ -244,6 +237,18 @@ void sweep(const std::string& path) {
   }
 }
 
+// Not a link is replaced, but what it leads to, also where that is not there yet.
+std::string behind_links(const std::string& path) {
+  std::error_code problem;
+  std::filesystem::path target = path;
+  for (int links = 0; links < 40 && std::filesystem::is_symlink(target, problem); ++links) {
+    const std::filesystem::path next = std::filesystem::read_symlink(target, problem);
+    if (problem) return path;
+    target = next.is_absolute() ? next : target.parent_path() / next;
+  }
+  return target.string();
+}
+
 }  // namespace
 
 Status write_file(const std::string& path, std::string_view bytes) {
@@ -251,36 +256,62 @@ Status write_file(const std::string& path, std::string_view bytes) {
   return write_parts(path, std::span(&whole, 1));
 }
 
-Status write_parts(const std::string& link, std::span<const Bytes> parts) {
+Result<UnseenFile> UnseenFile::write(const std::string& link, std::span<const Bytes> parts) {
+  UnseenFile made;
   std::error_code ignored;
   const std::filesystem::file_status about = std::filesystem::status(link, ignored);
-  if (std::filesystem::exists(about) && !std::filesystem::is_regular_file(about))
-    return write_in_place(link, parts);
-  // Not the link is replaced, but what it leads to.
-  const std::string path =
-      std::filesystem::exists(about) && std::filesystem::is_symlink(link, ignored)
-          ? std::filesystem::canonical(link, ignored).string()
-          : link;
-  sweep(path);
-  auto beside = create_beside(path);
-  if (!beside) return std::move(beside).error();
-  const std::string name = beside->name;
-  Status written = write_and_flush(std::move(beside->file), parts, path);
-  if (written && rename(name.c_str(), path.c_str()) != 0)
-    written = cannot("write", path, errno).with_code(ExitCode::kStorage);
-  if (!written) {
-    size_t bytes = 0;
-    for (const Bytes& part : parts) bytes += part.size;
-    unlink(name.c_str());
-    return std::move(written)
-        .error()
-        .with_note(room_for(bytes, path))
-        .with_code(ExitCode::kStorage);
+  if (std::filesystem::exists(about) && !std::filesystem::is_regular_file(about)) {
+    made.path_ = link;
+    for (const Bytes& part : parts) made.kept_.push_back(part.made());
+    return made;
   }
-  const std::string folder = folder_of(path);
+  made.path_ = behind_links(link);
+  sweep(made.path_);
+  for (const Bytes& part : parts) made.bytes_ += part.size;
+  PIPER_ASSIGN(Beside beside, create_beside(made.path_));
+  made.name_ = std::move(beside.name);
+  made.handle_ = beside.file.release();
+  Status written = write_all(made.handle_, parts, made.path_);
+  if (!written) return made.broken(std::move(written).error());
+  return made;
+}
+
+UnseenFile::UnseenFile(UnseenFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      name_(std::move(other.name_)),
+      handle_(std::exchange(other.handle_, -1)),
+      bytes_(other.bytes_),
+      kept_(std::move(other.kept_)) {}
+
+UnseenFile::~UnseenFile() {
+  if (handle_ < 0) return;
+  close(handle_);
+  unlink(name_.c_str());
+}
+
+Error UnseenFile::broken(Error error) const {
+  return std::move(error).with_note(room_for(bytes_, path_)).with_code(ExitCode::kStorage);
+}
+
+Status UnseenFile::publish() {
+  if (handle_ < 0) return write_in_place(path_, kept_);
+  if (fsync(handle_) != 0) return broken(cannot("write", path_, errno));
+  // Some file systems report a full disk only where it is closed, which also gives up the lock.
+  const int handle = std::exchange(handle_, -1);
+  if (close(handle) != 0 || rename(name_.c_str(), path_.c_str()) != 0) {
+    Error error = broken(cannot("write", path_, errno));
+    unlink(name_.c_str());
+    return error;
+  }
+  const std::string folder = folder_of(path_);
   const File directory(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (directory.get() >= 0) fsync(directory.get());  // some file systems cannot: the data is safe
   return ok_status();
+}
+
+Status write_parts(const std::string& path, std::span<const Bytes> parts) {
+  PIPER_ASSIGN(UnseenFile file, UnseenFile::write(path, parts));
+  return file.publish();
 }
 
 namespace {

@@ -315,10 +315,12 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
   std::atomic<bool> lost{false};
   options.job.lost = &lost;
   fail_where_not_heard(loaded, lost, options.job);
+  SavedParameters saved(options.save, loaded.set);
+  if (!options.save.empty())
+    options.job.on_parameters = [&](std::span<const NamedTensor> all) { saved.take(all); };
   std::unique_ptr<DataWatch> data_watch = watch_data(loaded, voice, lost);
-  PIPER_ASSIGN(JobResult result, run_steps(options, loaded, transport, speaks));
+  PIPER_ASSIGN(const JobResult result, run_steps(options, loaded, transport, speaks));
   data_watch.reset();
-  if (options.job.parameters && speaks) add_untouched(loaded.set, result);
   watch.close();
   if (result.ended_by && speaks) voice.note(*result.ended_by);
   if (result.lost && speaks && voice.code() == ExitCode::kOk)
@@ -332,7 +334,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
   for (const std::string& fault : faults_left(own_rank))
     tell_user(fmt::format("warning: PIPER_FAULT: '{}' did not happen", fault));
   const auto write = [&] {
-    write_results(options, result, loaded.is_process() ? loaded.rank : -1, voice);
+    write_results(options, result, saved, loaded.is_process() ? loaded.rank : -1, voice);
     if (loaded.data) voice.note(loaded.data->check());
   };
   if (transport == nullptr)
@@ -383,7 +385,7 @@ Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {
     if (loaded.is_process()) tell_others(options, loaded, ready.error());
     return std::move(ready).error();
   }
-  options.job.parameters = !options.save.empty();
+  options.job.parameters = false;
   options.job.mfu = true;
   options.job.on_error = [&](const Error& error) { voice.tell(error); };
   options.job.on_loss = [&](const Error& error) { voice.note(error); };

@@ -69,6 +69,18 @@ Result<Fabric*> choose_fabric(const PlanSet& set, Backend& backend, Transport& t
   return own.get();
 }
 
+bool asks_for_parameters(const JobOptions& options) {
+  return options.parameters || options.on_parameters;
+}
+
+void take_parameters(const JobOptions& options, std::span<const NamedTensor> all,
+                     JobResult& result) {
+  if (options.on_parameters) options.on_parameters(all);
+  if (!options.parameters) return;
+  for (const NamedTensor& each : all)
+    result.parameters.push_back({each.name, each.type, each.data.made()});
+}
+
 // Returns the trace of the steps that were asked for.
 RankTrace trace_of(const Executor& executor, int64_t rank, const JobOptions& options) {
   RankTrace trace{rank, executor.prepared(), executor.trace()};
@@ -112,7 +124,8 @@ class Job {
     std::vector<const Executor*> executors;
     for (const auto& executor : executors_) executors.push_back(executor.get());
     if (result_.goes_on) return std::move(result_);
-    if (options_.parameters) result_.parameters = collect_parameters(executors);
+    if (asks_for_parameters(options_))
+      take_parameters(options_, collect_parameters(executors), result_);
     for (int64_t rank = 0; options_.trace_steps > 0 && rank < set_.world(); ++rank) {
       result_.traces.push_back(trace_of(*executors[static_cast<size_t>(rank)], rank, options_));
     }
@@ -290,9 +303,11 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
   result.taken_bytes = between.taken_bytes();
   PIPER_TRY(run_rank(run));
   if (result.goes_on) return result;
-  if (options.parameters) {
-    control.set_timeout(end_timeout(options));
-    PIPER_ASSIGN(result.parameters, gather_parameters(*executor, control));
+  if (asks_for_parameters(options)) {
+    const auto take = [&](std::span<const NamedTensor> all) {
+      take_parameters(options, all, result);
+    };
+    PIPER_TRY(gather_parameters(*executor, control, end_timeout(options), take));
   }
   if (options.trace_steps > 0)
     result.traces.push_back(trace_of(*executor, control.rank(), options));

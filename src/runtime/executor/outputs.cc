@@ -56,7 +56,8 @@ Status check_target(const std::string& path) {
 
 namespace {
 
-constexpr std::string_view kRun = "{\"run\":";  // begins the line of a run
+constexpr std::string_view kRun = "{\"run\":";                 // begins the line of a run
+constexpr std::string_view kEvaluates = "\"evaluates\":true";  // it trains nothing
 
 // Calls `visit` with each line, its newline included, and with what follows it.
 template <class Visit>
@@ -69,7 +70,8 @@ void for_each_line(std::string_view text, Visit visit) {
 }
 
 // Says what a file of metrics has: how many runs, the line of the last one, where the last one
-// begins that began at the beginning, and whether the file's last line is whole.
+// begins that began at the beginning, and whether the file's last line is whole. A run that trained
+// nothing counts, but neither begins a series nor goes on with one.
 struct Earlier {
   int64_t runs = 0;
   std::string last;
@@ -83,6 +85,7 @@ Earlier look_at(std::string_view text) {
     earlier.whole = line.ends_with('\n');
     if (!line.starts_with(kRun)) return;
     ++earlier.runs;
+    if (line.find(kEvaluates) != line.npos) return;
     earlier.last = line;
     if (line.find("\"after_step\":") == line.npos)
       earlier.first = text.size() - rest.size() - line.size();
@@ -152,6 +155,7 @@ std::string run_line(int64_t number, const RunOptions& options, const PlanSet& s
   if (options.job.first_step > 0) line["after_step"] = options.job.first_step;
   line["steps"] = options.job.steps;
   line["seed"] = options.data.seed;
+  if (options.evaluate_only) line["evaluates"] = true;
   return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
@@ -248,28 +252,35 @@ std::string with_rank(const std::string& path, int64_t rank) {
   return file.replace_extension(fmt::format(".rank{}{}", rank, extension)).string();
 }
 
-Status save(const RunOptions& options, const JobResult& result, std::string& text) {
-  if (options.save.empty()) return ok_status();
-  PIPER_TRY(write_safetensors(options.save, result.parameters));
-  text += fmt::format("saved {} parameters to {}\n", result.parameters.size(), options.save);
+}  // namespace
+
+void SavedParameters::take(std::span<const NamedTensor> parameters) {
+  std::vector<NamedTensor> all(parameters.begin(), parameters.end());
+  std::set<std::string> known;
+  for (const NamedTensor& parameter : all) known.insert(parameter.name);
+  for (NamedTensor& tensor : untouched_of(set_))
+    if (known.insert(tensor.name).second) all.push_back(std::move(tensor));
+  std::ranges::sort(all, {}, &NamedTensor::name);
+  count_ = all.size();
+  const std::string header = safetensors_header(all, {});
+  std::vector<Bytes> parts{Bytes::copy_of(header.data(), header.size())};
+  for (NamedTensor& tensor : all) parts.push_back(std::move(tensor.data));
+  file_.emplace(UnseenFile::write(path_, parts));
+}
+
+Status SavedParameters::show(std::string& text) {
+  if (!file_) return ok_status();
+  if (!*file_) return file_->error();
+  PIPER_TRY((*file_)->publish());
+  text += fmt::format("saved {} parameters to {}\n", count_, path_);
   return ok_status();
 }
 
-}  // namespace
-
-void add_untouched(const PlanSet& set, JobResult& result) {
-  std::set<std::string> known;
-  for (const NamedTensor& parameter : result.parameters) known.insert(parameter.name);
-  for (NamedTensor& tensor : untouched_of(set))
-    if (known.insert(tensor.name).second) result.parameters.push_back(std::move(tensor));
-  std::sort(result.parameters.begin(), result.parameters.end(),
-            [](const NamedTensor& a, const NamedTensor& b) { return a.name < b.name; });
-}
-
-void write_results(const RunOptions& options, const JobResult& result, int64_t rank, Voice& voice) {
+void write_results(const RunOptions& options, const JobResult& result, SavedParameters& saved,
+                   int64_t rank, Voice& voice) {
   if (rank <= 0) {
     std::string text = summary(options, result);
-    voice.note(save(options, result, text));
+    voice.note(saved.show(text));
     std::fputs(text.c_str(), stdout);
     voice.note(flush_output());
   }

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <mutex>
 
+#include "piper/base/folders.h"
 #include "piper/runtime/job.h"
 
 namespace piper {
@@ -48,10 +49,23 @@ class MetricsFile {
   FILE* file_ = nullptr;
 };
 
-// Adds to the parameters that are saved the entries of the module's state_dict that no step changes.
-void add_untouched(const PlanSet& set, JobResult& result);
-// Writes what was trained, then the summary, the trace and whether inputs are unchanged. `rank`: of
+// Saves what was trained, with the entries of the module's state_dict that no step changes: writes
+// it while ranks give it, tensor by tensor, and shows it when all else of the job is done.
+class SavedParameters {
+ public:
+  SavedParameters(std::string path, const PlanSet& set) : path_(std::move(path)), set_(set) {}
+  void take(std::span<const NamedTensor> parameters);
+  Status show(std::string& text);
+
+ private:
+  std::string path_;
+  const PlanSet& set_;
+  std::optional<Result<UnseenFile>> file_;
+  size_t count_ = 0;
+};
+// Shows what was saved, then the summary, the trace and whether inputs are unchanged. `rank`: of
 // this process; −1: it has all of them.
-void write_results(const RunOptions& options, const JobResult& result, int64_t rank, Voice& voice);
+void write_results(const RunOptions& options, const JobResult& result, SavedParameters& saved,
+                   int64_t rank, Voice& voice);
 
 }  // namespace piper

@@ -1,9 +1,13 @@
 // Collects parameters from ranks, and puts cut ones together.
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <map>
-#include <numeric>
+#include <mutex>
 #include <set>
+#include <system_error>
+#include <thread>
 
 #include "rank_loop.h"
 
@@ -13,44 +17,47 @@ namespace {
 constexpr const char* kCollection = "collection of parameters";
 constexpr int64_t kChunk = int64_t{16} << 20;  // of what travels: each waits for the one before
 
-// Holds as much of a parameter as has arrived.
+// Holds what is known of a parameter: who has which elements of it.
 struct Gathered {
   TensorType type;
   std::vector<std::string> names;  // its own and its aliases
-  std::vector<std::byte> data;
-  std::set<std::string> held;  // of whom it has the elements
+  std::set<std::string> held;      // parts that somebody has
+  std::vector<int64_t> parts;      // a number of each, by which its bytes are asked for
 };
 using ByName = std::map<std::string, Gathered>;
 
-bool has(const ByName& all, const ParameterView& view) {
-  const auto found = all.find(view.name);
-  return found != all.end() && found->second.held.contains(to_string(view.held));
-}
-
-// Takes a view, unless somebody already gave it.
-void take(ByName& all, const ParameterView& view) {
-  if (has(all, view)) return;
+// Adds a part, unless somebody has it already.
+void add_part(ByName& all, const ParameterView& view, int64_t number) {
   Gathered& gathered = all[view.name];
   if (gathered.names.empty()) {
     gathered.type = view.type();
     gathered.names = view.aliases;
     gathered.names.push_back(view.name);
-    gathered.data.resize(static_cast<size_t>(gathered.type.bytes()));
   }
-  gathered.held.insert(to_string(view.held));
-  const int64_t size = info(gathered.type.dtype).bytes;
+  if (gathered.held.insert(to_string(view.held)).second) gathered.parts.push_back(number);
+}
+
+void copy_part(const ParameterView& view, const std::byte* from, std::byte* whole) {
+  const int64_t size = info(view.held.whole.dtype).bytes;
   view.held.for_each_run([&](const Held::Run& run) {
-    std::memcpy(gathered.data.data() + run.whole * size, view.data + run.held * size,
+    std::memcpy(whole + run.whole * size, from + run.held * size,
                 static_cast<size_t>(run.count * size));
   });
 }
 
-// Aliases share the data; nothing is copied.
-std::vector<NamedTensor> in_order(ByName all) {
+// Fills a whole parameter with its parts, by their numbers.
+using FillWhole = std::function<void(const std::vector<int64_t>& parts, std::byte* whole)>;
+
+// Returns the parameters by name, under all names; each is put together when it is asked for.
+std::vector<NamedTensor> in_order(const ByName& all, const FillWhole& fill) {
   std::map<std::string, NamedTensor> by_name;
-  for (auto& [name, gathered] : all) {
-    const auto owner = std::make_shared<const std::vector<std::byte>>(std::move(gathered.data));
-    const Bytes data{owner, owner->data(), owner->size()};
+  for (const auto& [name, gathered] : all) {
+    const auto bytes = static_cast<size_t>(gathered.type.bytes());
+    const Bytes data = Bytes::deferred(bytes, [bytes, fill, parts = gathered.parts] {
+      const auto whole = std::make_shared<std::vector<std::byte>>(bytes);
+      fill(parts, whole->data());
+      return Bytes{whole, whole->data(), bytes};
+    });
     for (const std::string& each : gathered.names)
       if (each == name || !all.contains(each))
         by_name.try_emplace(each, NamedTensor{each, gathered.type, data});
@@ -135,6 +142,7 @@ std::vector<ParameterView> decode(std::string_view text) {
 // ---- Along the tree -----------------------------------------------------------------------------
 
 using Sink = std::function<Status(std::span<const std::byte>)>;
+constexpr std::string_view kEnd = "end", kNotYet = "not yet";  // no list of 64-bit numbers
 
 // Lists what the rank and those below it hold, each once: its own views, then those of child after
 // child.
@@ -156,7 +164,7 @@ class Subtree {
   }
   const std::vector<ParameterView>& views() const { return views_; }
 
-  // Gives the bytes of the wanted parameters, one after the other. `wanted`: ascending.
+  // Gives the bytes of the wanted views, one after the other. `wanted`: ascending.
   Status give(std::span<const int64_t> wanted, const Sink& sink) {
     auto next = wanted.begin();
     for (; next != wanted.end() && source(*next) == control_.rank(); ++next) {
@@ -170,17 +178,35 @@ class Subtree {
         numbers.push_back(numbers_[static_cast<size_t>(*next)]);
         bytes += views_[static_cast<size_t>(*next)].bytes();
       }
+      if (numbers.empty()) continue;
       PIPER_TRY(tell_text(control_, child, as_text(std::as_bytes(std::span(numbers)))));
       PIPER_TRY(take_chunks(child, bytes, sink));
     }
     return ok_status();
   }
 
-  // Sends what the parent wants, in chunks, each when the parent has taken the one before.
-  Status offer(int64_t up) {
-    PIPER_ASSIGN(const std::string text, hear_text(control_, up, kCollection));
-    std::vector<int64_t> wanted(text.size() / sizeof(int64_t));
-    std::memcpy(wanted.data(), text.data(), text.size());
+  // Tells all below that nothing is wanted any more (kEnd), or nothing yet.
+  Status tell(std::string_view word) {
+    for (const int64_t child : control_.children()) PIPER_TRY(tell_text(control_, child, word));
+    return ok_status();
+  }
+
+  // Sends what the parent wants, until it wants nothing.
+  Status serve(int64_t up) {
+    for (;;) {
+      PIPER_ASSIGN(const std::string text, hear_text(control_, up, kCollection));
+      if (text == kEnd || text == kNotYet) PIPER_TRY(tell(text));
+      if (text == kEnd) return ok_status();
+      if (text == kNotYet) continue;
+      std::vector<int64_t> wanted(text.size() / sizeof(int64_t));
+      std::memcpy(wanted.data(), text.data(), text.size());
+      PIPER_TRY(offer(up, wanted));
+    }
+  }
+
+ private:
+  // Sends these views in chunks, each when the parent has taken the one before.
+  Status offer(int64_t up, std::span<const int64_t> wanted) {
     std::vector<std::byte> chunk;
     const auto pass = [&]() -> Status {
       std::byte taken{};
@@ -200,8 +226,6 @@ class Subtree {
     }));
     return chunk.empty() ? ok_status() : pass();
   }
-
- private:
   int64_t source(int64_t view) const { return sources_[static_cast<size_t>(view)]; }
   void add(ParameterView view, int64_t from, int64_t number) {
     if (!known_.insert(view.name + "\t" + to_string(view.held)).second) return;
@@ -226,43 +250,124 @@ class Subtree {
   std::vector<int64_t> sources_, numbers_;  // by view: of which rank's list, and its place there
 };
 
-}  // namespace
+// Lets a thread take parameters, however long it takes with each, and meanwhile serves what it asks
+// for, or tells the others that it goes on.
+class Desk {
+ public:
+  Desk(Subtree& subtree, double timeout_s)
+      : subtree_(subtree), interval_(std::min(0.5, timeout_s / 10)) {}
 
-std::vector<NamedTensor> collect_parameters(std::span<const Executor* const> executors) {
-  ByName all;
-  for (const Executor* executor : executors) {
-    for (const ParameterView& view : executor->parameters()) take(all, view);
+  // Called by the thread: fills a whole parameter, or leaves it as it is once something has failed.
+  void ask(const std::vector<int64_t>& parts, std::byte* whole) {
+    std::unique_lock lock(mutex_);
+    parts_ = &parts, whole_ = whole;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return parts_ == nullptr; });
   }
-  return in_order(std::move(all));
-}
+  Status serve_until_done(const std::function<void()>& work);
 
-Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Control& control) {
-  Subtree subtree(executor.parameters(), control);
-  PIPER_TRY(subtree.meet());
-  if (const auto up = control.parent()) {
-    PIPER_TRY(subtree.offer(*up));
-    return std::vector<NamedTensor>{};
-  }
-  ByName all;
-  std::vector<int64_t> wanted(subtree.views().size());
-  std::iota(wanted.begin(), wanted.end(), 0);
-  size_t next = 0;
-  std::vector<std::byte> data;  // of the view that is next, so far
-  PIPER_TRY(subtree.give(wanted, [&](std::span<const std::byte> bytes) -> Status {
+ private:
+  Status serve_next(std::unique_lock<std::mutex>& lock);
+
+  Subtree& subtree_;
+  const std::chrono::duration<double> interval_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  const std::vector<int64_t>* parts_ = nullptr;  // what is asked for
+  std::byte* whole_ = nullptr;
+  bool over_ = false;
+};
+
+// Puts a parameter together of parts that ranks give. `parts`: ascending.
+Status take_parts(Subtree& subtree, const std::vector<int64_t>& parts, std::byte* whole) {
+  auto next = parts.begin();
+  std::vector<std::byte> data;  // of the next part, so far
+  return subtree.give(parts, [&](std::span<const std::byte> bytes) -> Status {
     while (!bytes.empty()) {
-      ParameterView view = subtree.views()[next];
+      const ParameterView& view = subtree.views()[static_cast<size_t>(*next)];
       const size_t count = std::min(static_cast<size_t>(view.bytes()) - data.size(), bytes.size());
       data.insert(data.end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(count));
       bytes = bytes.subspan(count);
       if (std::ssize(data) < view.bytes()) continue;
-      view.data = data.data();
-      take(all, view);
+      copy_part(view, data.data(), whole);
       data.clear();
       ++next;
     }
     return ok_status();
-  }));
-  return in_order(std::move(all));
+  });
+}
+
+Status Desk::serve_next(std::unique_lock<std::mutex>& lock) {
+  const bool waits =
+      !changed_.wait_for(lock, interval_, [&] { return parts_ != nullptr || over_; });
+  if (waits) return subtree_.tell(kNotYet);
+  return parts_ != nullptr ? take_parts(subtree_, *parts_, whole_) : ok_status();
+}
+
+Status Desk::serve_until_done(const std::function<void()>& work) {
+  Status status = ok_status();  // guarded, too
+  std::thread thread;
+  try {
+    thread = std::thread([&] {
+      Status worked = ok_status();
+      try {
+        work();
+      } catch (const std::exception& thrown) {
+        worked = fail("parameters are not saved: {}", thrown.what()).with_code(ExitCode::kStorage);
+      }
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+      if (status) status = std::move(worked);
+      changed_.notify_all();
+    });
+  } catch (const std::system_error& problem) {
+    return fail("no thread to save parameters: {}", problem.what()).with_code(ExitCode::kStorage);
+  }
+  {
+    std::unique_lock lock(mutex_);
+    while (!over_) {
+      if (status)
+        status = serve_next(lock);
+      else
+        changed_.wait(lock, [&] { return parts_ != nullptr || over_; });
+      if (std::exchange(parts_, nullptr) != nullptr) changed_.notify_all();
+    }
+  }
+  thread.join();
+  return status;
+}
+
+}  // namespace
+
+std::vector<NamedTensor> collect_parameters(std::span<const Executor* const> executors) {
+  std::vector<ParameterView> views;
+  for (const Executor* executor : executors)
+    for (ParameterView& view : executor->parameters()) views.push_back(std::move(view));
+  ByName all;
+  for (size_t v = 0; v < views.size(); ++v) add_part(all, views[v], static_cast<int64_t>(v));
+  const auto owner = std::make_shared<const std::vector<ParameterView>>(std::move(views));
+  return in_order(all, [owner](const std::vector<int64_t>& parts, std::byte* whole) {
+    for (const int64_t part : parts) {
+      const ParameterView& view = (*owner)[static_cast<size_t>(part)];
+      copy_part(view, view.data, whole);
+    }
+  });
+}
+
+Status gather_parameters(const Executor& executor, Control& control, double timeout_s,
+                         const std::function<void(std::span<const NamedTensor>)>& take) {
+  control.set_timeout(timeout_s);
+  Subtree subtree(executor.parameters(), control);
+  PIPER_TRY(subtree.meet());
+  if (const auto up = control.parent()) return subtree.serve(*up);
+  ByName all;
+  for (size_t v = 0; v < subtree.views().size(); ++v)
+    add_part(all, subtree.views()[v], static_cast<int64_t>(v));
+  Desk desk(subtree, timeout_s);
+  const std::vector<NamedTensor> tensors = in_order(
+      all, [&](const std::vector<int64_t>& parts, std::byte* whole) { desk.ask(parts, whole); });
+  PIPER_TRY(desk.serve_until_done([&] { take(tensors); }));
+  return subtree.tell(kEnd);
 }
 
 }  // namespace piper

@@ -25,8 +25,10 @@ struct RankRun {
 };
 Status run_rank(RankRun& run);
 
-// Returns what collect_parameters gives, along the tree of ranks: collective, and rank 0 has the
-// result.
-Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Control& control);
+// Gives rank 0 what collect_parameters returns, along the tree of ranks: collective. What `take`
+// asks for of it, all ranks serve, however long it runs; what they fail to give is zero, and the
+// error.
+Status gather_parameters(const Executor& executor, Control& control, double timeout_s,
+                         const std::function<void(std::span<const NamedTensor>)>& take);
 
 }  // namespace piper
