@@ -290,8 +290,9 @@ void add_check_flags(CLI::App& app, Flags& flags) {
       ->capture_default_str()
       ->check(seconds);
   app.add_option("--check-replicas", run.job.check_replicas,
-                 "every N steps, compare the bits of what several ranks hold: parameters, states "
-                 "of the optimizer; a difference ends the job with exit 11")
+                 "every N steps, and before each checkpoint, compare the bits of what several "
+                 "ranks hold: parameters, states of the optimizer; a difference ends the job with "
+                 "exit 11")
       ->type_name("N")
       ->check(a_count(1));
   CLI::Option* verify =

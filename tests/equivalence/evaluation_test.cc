@@ -588,6 +588,23 @@ TEST_F(Jobs, AnEvaluationLeavesARunAsItIs) {
   EXPECT_TRUE(read("told/metrics.jsonl").starts_with(after));
 }
 
+// An evaluation of the initial values, too, begins no series: the job that goes on cuts what lies
+// beyond its checkpoint before and behind that.
+TEST_F(Jobs, AnEvaluationBeginsNoSeries) {
+  const std::string out = path("series");
+  expect_runs(fmt::format("--steps 6 {} --eval-every 2 --out {} --every 2", valid(), out));
+  expect_runs(fmt::format("--eval-only {} --out {}", valid(), out));
+  std::filesystem::remove_all(out + "/checkpoints/step-000000006");
+  expect_runs(fmt::format("--steps 8 {} --eval-every 2 --resume {} --out {}", valid(), out, out));
+  const std::string series = read("series/metrics.jsonl");
+  for (int step = 1; step <= 8; ++step) {
+    const std::string line = fmt::format("\n{{\"step\":{},", step);
+    EXPECT_NE(series.find(line), std::string::npos) << series;
+    EXPECT_EQ(series.find(line), series.rfind(line)) << series;
+  }
+  EXPECT_NE(series.find("\"evaluates\":true"), std::string::npos) << series;
+}
+
 // Checkpoints by the clock are evaluated by chance only: best ones are not known of them.
 TEST_F(Jobs, BestByTheClockIsRefused) {
   const auto [code, output] =
@@ -597,9 +614,9 @@ TEST_F(Jobs, BestByTheClockIsRefused) {
   EXPECT_NE(output.find("--minutes"), std::string::npos) << output;
 }
 
-// Rows that fill no batch are left out; sets have names, and several sources.
+// The rows that fill no batch count as all others do; sets have names, and several sources.
 TEST_F(Jobs, EvaluateSeveralSets) {
-  const auto write = [&](const char* name, int64_t rows, int64_t shift) {
+  const auto write = [&](const char* name, int64_t rows, int64_t shift, int64_t first = 0) {
     std::string header =
         fmt::format("{{'descr': '<i8', 'fortran_order': False, 'shape': ({}, 6), }}", rows);
     header.resize((header.size() + 10 + 63) / 64 * 64 - 11, ' ');
@@ -608,26 +625,34 @@ TEST_F(Jobs, EvaluateSeveralSets) {
     bytes += static_cast<char>(header.size() & 255);
     bytes += static_cast<char>(header.size() >> 8);
     bytes += header;
-    for (int64_t i = 0; i < rows * 6; ++i) {
+    for (int64_t i = first * 6; i < (first + rows) * 6; ++i) {
       const int64_t number = (i * i * 7 + i / 6 + shift) % 24;
       bytes.append(reinterpret_cast<const char*>(&number), sizeof number);
     }
     return folder_->write(name, bytes);
   };
   const std::string ids = write("ids.npy", 20, 0), labels = write("labels.npy", 20, 1),
-                    few_ids = write("few_ids.npy", 16, 0), few = write("few.npy", 16, 1);
+                    few_ids = write("few_ids.npy", 16, 0), few = write("few.npy", 16, 1),
+                    last_ids = write("last_ids.npy", 4, 0, 16), last = write("last.npy", 4, 1, 16);
   const auto set = [](const char* name, const std::string& a, const std::string& b) {
     return fmt::format("--eval-data {0}=input_ids={1} --eval-data {0}=labels={2} ", name, a, b);
   };
-  expect_runs("--steps 1 " + set("all", ids, labels) + set("whole", few_ids, few) + valid() +
-              " --metrics " + path("sets.jsonl"));
+  expect_runs("--steps 1 " + set("all", ids, labels) + set("whole", few_ids, few) +
+              set("rest", last_ids, last) + valid() + " --metrics " + path("sets.jsonl"));
   EXPECT_EQ(losses("sets.jsonl").size(), 1u);
-  EXPECT_EQ(losses("sets.jsonl", "all"), losses("sets.jsonl", "whole"));
+  const double whole = losses("sets.jsonl", "whole")[1], rest = losses("sets.jsonl", "rest")[1],
+               both = losses("sets.jsonl", "all")[1];
+  EXPECT_NEAR(both, (16 * whole + 4 * rest) / 20, 1e-12);
+  EXPECT_GT(std::abs(rest - whole), 1e-3);  // or it would not matter how rows are counted
   EXPECT_NE(losses("sets.jsonl", "all"), losses("sets.jsonl"));
+  // With --eval-only it is what the other inputs are read from, too.
+  const auto [ended, told] =
+      run_shell(fmt::format("{}/bin/piper-run {} --threads 1 --eval-only {} 2>&1", PIPER_BINARY_DIR,
+                            path("plans"), set("rest", last_ids, last)));
+  EXPECT_EQ(ended, 0) << told;
   expect_runs("--steps 1 --eval-batches 1 " + valid() + " --metrics " + path("one.jsonl"));
   EXPECT_NE(losses("one.jsonl"), losses("sets.jsonl"));
   const std::pair<std::string, const char*> wrong[] = {
-      {set("small", write("a.npy", 7, 0), write("b.npy", 7, 0)), "a batch needs 8"},
       {"--eval-data missing.bin", "--eval-data 'valid': "},
       {"--eval-every 2", "--eval-data SOURCE"}};
   for (const auto& [flags, text] : wrong) {

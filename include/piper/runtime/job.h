@@ -61,9 +61,8 @@ struct JobOptions {
   std::optional<double> timeout_s;
   double start_timeout_s = 60;  // for all ranks to start and to load
   VerifyOptions verify;
-  // Every so many steps, after the last, and before each checkpoint: what several ranks hold has
-  // the same bits on all of them; else an error (kNumeric) names the parameter or state and the
-  // rank that differs. 0: never.
+  // Every so many steps (0: never), after the last, and before each checkpoint: what several ranks
+  // hold has the same bits; else an error (kNumeric) names it and the rank that differs.
   int64_t check_replicas = 0;
   OnNan on_nan = OnNan::kStop;
   int64_t most_rollbacks = 3;
@@ -105,8 +104,7 @@ struct JobOptions {
   int64_t trace_steps = 0;
   int64_t profile_steps = 0;  // the result has a profile of this many last steps
   bool parameters = true;     // whether the result has them: a copy beside the plan's memory
-  // Called on rank 0 at the job's end with all parameters, by name, aliases included. While it
-  // runs, each is made when it is asked for: its memory is that of one tensor.
+  // Called on rank 0 at the job's end: while it runs, each parameter is made when it is asked for.
   std::function<void(std::span<const NamedTensor>)> on_parameters;
   // Stop when the mean loss of the last 20 steps is at most this. On an asynchronous backend a step
   // is queued before the one that runs is asked for its results, unless something is compared
@@ -117,8 +115,7 @@ struct JobOptions {
   std::atomic<bool>* stop = nullptr;
   // Set on any rank (of steps that overlap, rank 0) when its data have changed: it ends so, too.
   const std::atomic<bool>* lost = nullptr;
-  // Called on rank 0 after each step; an error ends the job.
-  std::function<Status(const StepMetrics&)> on_step;
+  std::function<Status(const StepMetrics&)> on_step;  // on rank 0; an error ends the job
   // Called on rank 0, if Backend::free_bytes says something there, before the first step and after
   // step 2; an error ends the job.
   std::function<Status(const MemoryMetrics&)> on_memory;

@@ -6,13 +6,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <string_view>
+#include <utility>
 
 namespace piper {
 
 Progress::Progress(int64_t steps, int64_t every)
     : steps_(steps),
       every_(every > 0 ? every : std::max<int64_t>(1, steps / 20)),
-      terminal_(isatty(STDERR_FILENO) != 0) {}
+      terminal_(isatty(STDERR_FILENO) != 0),
+      left_(steps) {}
 
 Progress::~Progress() {
   if (open_) std::fputs("\n", stderr);
@@ -20,9 +23,11 @@ Progress::~Progress() {
 
 namespace {
 
+constexpr double kLeastData = 0.01;  // of a step; less is not worth a word
+
 // "3 h 20 min left", of at least a minute; else "".
 std::string print_left(double seconds) {
-  const auto minutes = static_cast<int64_t>(seconds / 60);
+  const auto minutes = static_cast<int64_t>(std::min(seconds, 1e15) / 60);
   if (minutes < 1) return "";
   if (minutes < 60) return fmt::format("  {} min left", minutes);
   if (minutes < 48 * 60) return fmt::format("  {} h {} min left", minutes / 60, minutes % 60);
@@ -34,7 +39,8 @@ double without_sign_of_nan(double number) { return std::isnan(number) ? std::abs
 
 }  // namespace
 
-std::string print_progress(const StepMetrics& metrics, int64_t steps) {
+std::string print_progress(const StepMetrics& metrics, int64_t steps, double data_ms,
+                           std::optional<double> left) {
   std::string text = fmt::format("step {}/{}", metrics.step + 1, steps);
   if (metrics.loss) text += fmt::format("  loss {:.4f}", without_sign_of_nan(*metrics.loss));
   if (metrics.grad_norm)
@@ -46,7 +52,8 @@ std::string print_progress(const StepMetrics& metrics, int64_t steps) {
     text += fmt::format("  ({} of this job)", all);
   text += fmt::format("  {:.1f} ms  {:.0f} tokens/s", metrics.step_ms, metrics.tokens_per_s);
   if (metrics.mfu) text += fmt::format("  MFU {:.1f} %", *metrics.mfu * 100);
-  return text + print_left(metrics.step_ms / 1e3 * static_cast<double>(steps - metrics.step - 1));
+  if (data_ms >= kLeastData * metrics.step_ms) text += fmt::format("  data {:.1f} ms", data_ms);
+  return left ? text + print_left(*left) : text;
 }
 
 std::string print_evaluation(const EvaluationMetrics& metrics) {
@@ -60,20 +67,34 @@ std::string print_slow(const SlowRank& one) {
                      one.is_alone ? "its best time" : "the others", one.in, one.ms);
 }
 
+std::optional<double> TimeLeft::after(int64_t step, double time) {
+  const Ended now{step, time};
+  if (!from_ || step <= middle_.step) {
+    from_ = middle_ = now;
+    return std::nullopt;
+  }
+  const double one = (time - from_->time) / static_cast<double>(step - from_->step);
+  if (step - middle_.step > middle_.step - from_->step) from_ = std::exchange(middle_, now);
+  return one * static_cast<double>(steps_ - step - 1);
+}
+
 void Progress::show(const StepMetrics& metrics) {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  const double now = std::chrono::duration<double, std::milli>(since).count();
+  const std::optional<double> left = left_.after(metrics.step, now / 1e3);
+  for (const auto& [kind, ms] : metrics.spent_ms)
+    if (kind == std::string_view("data")) data_ms_ = ms;
   bool last = metrics.step + 1 == steps_;
   if (!terminal_) {
     if (last || (metrics.step + 1) % every_ == 0 || metrics.step == 0) {
-      std::fputs((print_progress(metrics, steps_) + "\n").c_str(), stderr);
+      std::fputs((print_progress(metrics, steps_, data_ms_, left) + "\n").c_str(), stderr);
     }
     return;
   }
-  auto since = std::chrono::steady_clock::now().time_since_epoch();
-  double now = std::chrono::duration<double, std::milli>(since).count();
   if (!last && now - last_ms_ < 100) return;
   last_ms_ = now;
   open_ = true;
-  std::fputs(("\r\x1b[K" + print_progress(metrics, steps_)).c_str(), stderr);
+  std::fputs(("\r\x1b[K" + print_progress(metrics, steps_, data_ms_, left)).c_str(), stderr);
   std::fflush(stderr);
 }
 

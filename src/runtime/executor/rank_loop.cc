@@ -170,8 +170,7 @@ class Steps {
         ended_(begun_) {
     run.result.totals.begun = begun_;
     // Only ranks that all meet between steps can compare their times.
-    if (meets(run) && run.control.world() > 1)
-      slow_.emplace(run.control, run.executor.recorder(), run.role);
+    if (meets(run)) slow_.emplace(run.control, run.executor.recorder(), run.role);
   }
 
   Status run();
@@ -200,6 +199,7 @@ class Steps {
   bool goes_on() const { return run_.options.on_end && begun_ == run_.options.steps && !stop_; }
   Status evaluate_and_save_if_due(bool last);
   Status evaluate(bool last);
+  Status check_before_saving();
   Status hear_last();
   bool lacks_data(int64_t step);
   bool is_out_of_time() const;
@@ -403,6 +403,7 @@ Status Steps::evaluate_and_save_if_due(bool last) {
   if (evaluates) PIPER_TRY(evaluate(last));
   if (saves()) {  // which a signal may have asked for meanwhile
     save_ = false;
+    PIPER_TRY(check_before_saving());
     run_.control.activity().store("the copy of its states", std::memory_order_release);
     PIPER_TRY(
         run_.checkpoints->begin(begun_, guard_.skipped().value_or(run_.options.skipped), loss_,
@@ -411,6 +412,16 @@ Status Steps::evaluate_and_save_if_due(bool last) {
     if (last || overlap_) PIPER_TRY(run_.checkpoints->drain());
   }
   return last || !overlap_ ? ok_status() : begin_run();
+}
+
+// What replicas hold otherwise is in no checkpoint: a job that goes on from the newest one has it
+// right again.
+Status Steps::check_before_saving() {
+  const bool was_checked = run_.replicas == nullptr || begun_ % run_.options.check_replicas == 0 ||
+                           begun_ == run_.options.steps;
+  if (was_checked) return ok_status();
+  PIPER_TRY(run_.executor.settle());
+  return run_.replicas->check(begun_ - 1);
 }
 
 // An interrupted job does not evaluate at its end, and breaks off what it evaluates.
@@ -498,7 +509,7 @@ Status Steps::run() {
   run_.result.pace = {recent_s(), run_.checkpoints != nullptr ? run_.checkpoints->longest_s() : 0};
   run_.result.skipped = guard_.skipped().value_or(run_.options.skipped);
   if (!run_.result.goes_on) PIPER_TRY(inject_fault("end", run_.control.rank(), begun_));
-  if (run_.options.parameters && !run_.result.goes_on)
+  if ((run_.options.parameters || run_.options.on_parameters) && !run_.result.goes_on)
     run_.executor.states();  // what is read of them is there from here on
   return run_.executor.settle();
 }
