@@ -148,8 +148,7 @@ constexpr bool takes_pairs(InstructionKind kind) {
 // Returns whether it moves elements between its args as its group says: a collective, or a rank's
 // own part of a value.
 constexpr bool moves_by_group(InstructionKind kind) { return info(kind).args != ArgForm::kOwn; }
-// Returns the row whose `op` or `maximum_op` this is, or whose `word`; null: none, the op is
-// computed.
+// Returns the row whose `op` or `maximum_op` this is, or whose `word`; null: there is none.
 const InstructionDef* find_instruction(std::string_view op);
 const InstructionDef* find_instruction_by_word(std::string_view word);
 
@@ -226,8 +225,7 @@ struct Instruction {
   Scaled scaled = Scaled::kNone;
   int64_t block = 0;
   InBlocks in_blocks() const { return {scaled, block}; }
-  // Whether an all-to-all exchanges flat runs of as many values as members: the arg by dim -1 has a
-  // run of each, [members, n], and the other one all runs of its own value, [1, members n].
+  // Whether they exchange flat runs: an arg by dim -1 is [members, n], the other [1, members n].
   bool exchanges_runs() const {
     return kind == InstructionKind::kAllToAll && (dim < 0 || to_dim < 0);
   }
@@ -240,8 +238,7 @@ struct Instruction {
   SampleRange samples;
   std::string label;               // the task, for people and errors: "F stage=1 mb=3"
   int32_t stage = -1, micro = -1;  // for pictures; -1: none
-  // Of a message or collective of several microbatches, from `micro` on: how many. Each has as many
-  // of the args, one after the other.
+  // How many microbatches, from `micro` on, it serves; each has as many of the args, in turn.
   int32_t micros = 1;
   int32_t ahead = 0;  // where steps overlap: so many steps after the one under way it belongs to
   std::vector<Contribution> contributions;
