@@ -70,6 +70,26 @@ const Way kWays[] = {
      "  - replicate: {over: gpu, shard: [optimizer, gradients, parameters]}\n",
      "mlp", "optimizer: {adamw: {lr: 3e-3}}", false},  // the norm's squares are in other groups
     {"zero3_tp", kTensor3.c_str(), "gpt", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
+    // Some parameters lie in parts over both axes, others over one.
+    {"zero3_sequence",
+     "include: [<memory/zero3>, <tensor/sequence>]\nparams: {dp: 2, tp: 2}\nmesh: {site: 2}\n"
+     "directives:\n",
+     "gpt", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}, ema: {decay: 0.9}", false},
+    {"zero3_sequence_stages",
+     "include: [<schedules/1f1b>, <memory/zero3>, <tensor/sequence>]\n"
+     "params: {stages: 2, microbatches: 2, dp: 2, tp: 2}\nmesh: {site: 2}\ndirectives:\n",
+     "gpt", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
+    {"by_parameter_experts",
+     "include: [<memory/by-parameter>, <experts/experts>]\nparams: {dp: 2, ep: 2}\n"
+     "mesh: {site: 2}\ndirectives:\n",
+     "qwen3-moe-hf", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
+    {"runs_of_runs",  // a bias of one element over four ranks
+     "include: <memory/hpz>\nparams: {nodes: 2, gpus: 2}\nmesh: {site: 2}\ndirectives:\n",
+     "two-tower", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
+    {"runs_of_runs_stages",
+     "include: [<schedules/1f1b>, <memory/hpz>]\nparams: {stages: 2, microbatches: 1, nodes: 2, gpus: 2}\n"
+     "mesh: {site: 2}\ndirectives:\n",
+     "two-tower", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
     {"ema", "include: <zero3>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n", "mlp",
      "optimizer: {adamw: {lr: 3e-3}}, ema: {decay: 0.9}"},
     {"rate_by_tokens", "mesh: {site: 2}\ndirectives:\n", "gpt",
@@ -675,6 +695,43 @@ TEST_F(LocalStepsJobs, AveragesAreOfTheOuterParameters) {
   // The control: another decay.
   compile("other", "mesh: {site: 2}\ndirectives:\n" + local_steps(), fmt::format(kDecaying, 0.5));
   EXPECT_FALSE(after("other", kEvery) == moved);
+}
+
+// Parameters in parts over several axes, and their outer states: a job that ends between two outer
+// updates goes on with the same bits, and where they are whole, as far as sums in another order let
+// it. The control: an outer state that is lost leads further away.
+TEST_F(LocalStepsJobs, InPartsOverSeveralAxesGoOn) {
+  const std::string train = fmt::format(kDecaying, 0.75), mesh = "mesh: {site: 2}\ndirectives:\n";
+  compile("cut",
+          "include: [<memory/zero3>, <tensor/sequence>]\nparams: {dp: 2, tp: 2}\n" + mesh +
+              local_steps(),
+          train);
+  compile("plain", mesh + local_steps(), train);
+  const auto saved = [&](const char* name) { return " --checkpoint " + path(name); };
+  const auto all = run("cut", "--steps 8" + saved("all_cut")),
+             first = run("cut", "--steps 5" + saved("five")),
+             same = run("cut", "--steps 8 --resume " + path("five") + saved("same")),
+             whole = run("plain", "--steps 8 --resume " + path("five") + saved("whole")),
+             lost = run("plain", "--steps 3 --init " + path("five") + saved("lost"));
+  for (const auto& one : {all, first, same, whole, lost}) ASSERT_EQ(one.first, 0) << one.second;
+  const auto wanted = tensors_of("all_cut");
+  EXPECT_TRUE(tensors_of("same") == wanted);
+  const auto distance = [&](const char* name) {
+    double largest = 0;
+    for (const auto& [tensor, bytes] : tensors_of(name)) {
+      const std::string& other = wanted.at(tensor);
+      EXPECT_EQ(bytes.size(), other.size()) << tensor;
+      if (tensor.ends_with("step")) continue;  // an integer
+      for (size_t i = 0; i + sizeof(float) <= bytes.size(); i += sizeof(float)) {
+        float a = 0, b = 0;
+        std::memcpy(&a, bytes.data() + i, sizeof a), std::memcpy(&b, other.data() + i, sizeof b);
+        largest = std::max(largest, std::abs(static_cast<double>(a) - b));
+      }
+    }
+    return largest;
+  };
+  EXPECT_LE(distance("whole"), 3e-4);
+  EXPECT_GT(distance("lost"), 1e-3);
 }
 
 // Sites share the samples of each stage of a batch that grows, and count outer updates over all of

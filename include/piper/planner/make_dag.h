@@ -57,9 +57,9 @@ struct StateCut {
 };
 // The optimizers then work on the runs of the last level, and so do their sums end.
 void cut_states(Dag& dag, const std::vector<StateCut>& cuts);
-// Lets a section work on the runs of parameters, by name, that the step keeps of them, and its
+// Lets a section work on the runs of parameters, by name, that the `step` keeps of them, and its
 // other states be runs as those are. Requires updates that are made element by element.
-void keep_runs(Dag& section, const std::map<std::string, Part>& runs);
+void keep_runs(Dag& section, const Dag& step, const std::map<std::string, Part>& runs);
 
 // Says where the coordinates of an axis lie on two: that of the places of a stage, and what is left
 // of it.

@@ -463,7 +463,7 @@ Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& 
                 .evaluates = !is_outer};
   const bool was_quiet = std::exchange(of_step.steps.quiet, true);
   PIPER_ASSIGN(Dag dag, make_chunks(graph, cut, making));
-  if (is_outer) keep_runs(dag, runs_of(*step));
+  if (is_outer) keep_runs(dag, *step, runs_of(*step));
   PIPER_ASSIGN(dag, expand_tasks(is_outer ? std::move(dag) : forward_only(std::move(dag))));
   // In whatever order: a receive is there when its send is issued.
   for (Task& task : dag.tasks)

@@ -213,11 +213,12 @@ class Cutter {
 
 }  // namespace
 
-void keep_runs(Dag& section, const std::map<std::string, Part>& runs) {
+void keep_runs(Dag& section, const Dag& step, const std::map<std::string, Part>& runs) {
   Graph& graph = section.graph;
   std::unordered_map<int32_t, const Part*> run_of;  // by value that is one
   const auto cut = [&](ValueId value, const Part& run, ValueId param) {
-    Part own{.value = value, .param = param, .whole = run.whole, .over = run.over};
+    Part own{
+        .value = value, .param = param, .whole = run.whole, .over = run.over, .above = run.above};
     own.whole.dtype = graph.value(value).type.dtype;
     section.parts.push_back(std::move(own));
   };
@@ -241,12 +242,8 @@ void keep_runs(Dag& section, const std::map<std::string, Part>& runs) {
     if (const auto run = run_of.find(update.next.value); run != run_of.end())
       if (run_of.emplace(update.state.value, run->second).second)
         cut(update.state, *run->second, {});
-  for (const auto& [value, run] : run_of) {
-    TensorType& type = graph.value(ValueId(value)).type;
-    int64_t ranks = 1;
-    for (const int32_t axis : run->over) ranks *= section.mesh[static_cast<size_t>(axis)].size;
-    type.shape = {(num_elements(type.shape) + ranks - 1) / ranks};
-  }
+  for (const auto& [value, run] : run_of)
+    graph.value(ValueId(value)).type.shape = step.graph.value(run->value).type.shape;
 }
 
 void add_axes(SumRound& round, const std::vector<int32_t>& axes) {

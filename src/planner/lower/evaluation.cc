@@ -69,6 +69,8 @@ class Joiner {
     for (const Group& one : from_.groups)
       group_.push_back(find_or_add(
           role_.groups, one, [](const Group& a, const Group& b) { return a.axes == b.axes; }));
+    for (Tensor& tensor : from_.tensors)
+      if (tensor.part_of >= 0) tensor.part_of = group_[at(tensor.part_of)];
     for (const SumTarget& one : from_.sum_targets)
       sum_.push_back(find_or_add(role_.sum_targets, one, std::equal_to<SumTarget>()));
     std::vector<bool> taken(role_.communicators.size());
@@ -120,8 +122,8 @@ class Joiner {
       if (!is_kept(tensor)) continue;
       const Tensor* known = find_tensor(tensor);
       if (known != nullptr) {
-        if (std::tie(known->type, known->cuts, known->whole, known->init) !=
-            std::tie(tensor.type, tensor.cuts, tensor.whole, tensor.init))
+        if (std::tie(known->type, known->cuts, known->part_of, known->whole, known->init) !=
+            std::tie(tensor.type, tensor.cuts, tensor.part_of, tensor.whole, tensor.init))
           return fail("'{}' lies differently in a step and in {}", quote_control(tensor.name),
                       is_outer_ ? "an outer update" : "an evaluation")
               .with_code(ExitCode::kRefused);
