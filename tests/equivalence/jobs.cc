@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "library_text.h"
+#include "piper/base/float16.h"
 #include "seed.h"
 
 namespace piper::jobs {
@@ -227,10 +228,13 @@ double largest_difference(const Trained& a, const Trained& b) {
     const NamedTensor& other = b.parameters.at(name);
     EXPECT_EQ(tensor.type, other.type) << name;
     const auto n = static_cast<size_t>(num_elements(tensor.type.shape));
-    const bool wide = tensor.type.dtype == DType::kF64;
+    const DType dtype = tensor.type.dtype;
+    if (!info(dtype).is_float) {
+      if (as_text(tensor.data.span()) != as_text(other.data.span())) worst = INFINITY;
+      continue;
+    }
     const auto at = [&](const NamedTensor& t, size_t i) {
-      return wide ? reinterpret_cast<const double*>(t.data.data)[i]
-                  : static_cast<double>(reinterpret_cast<const float*>(t.data.data)[i]);
+      return float_at(dtype, t.data.data + i * static_cast<size_t>(info(dtype).bytes));
     };
     double size = 0.05, difference = 0;
     for (size_t i = 0; i < n; ++i) {

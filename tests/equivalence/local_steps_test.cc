@@ -87,11 +87,17 @@ const Way kWays[] = {
      "include: <memory/hpz>\nparams: {nodes: 2, gpus: 2}\nmesh: {site: 2}\ndirectives:\n",
      "two-tower", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
     {"runs_of_runs_stages",
-     "include: [<schedules/1f1b>, <memory/hpz>]\nparams: {stages: 2, microbatches: 1, nodes: 2, gpus: 2}\n"
-     "mesh: {site: 2}\ndirectives:\n",
+     "include: [<schedules/1f1b>, <memory/hpz>]\n"
+     "params: {stages: 2, microbatches: 1, nodes: 2, gpus: 2}\nmesh: {site: 2}\ndirectives:\n",
      "two-tower", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
     {"ema", "include: <zero3>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n", "mlp",
      "optimizer: {adamw: {lr: 3e-3}}, ema: {decay: 0.9}"},
+    {"ema_of_16_bits", "mesh: {site: 2}\ndirectives:\n", "gpt-bf16",
+     "optimizer: {sgd: {lr: 0.1}}, ema: {decay: 0.9}"},
+    {"ema_of_16_bits_stages",
+     "include: [<schedules/1f1b>, <memory/zero3>]\n"
+     "params: {dp: 2, stages: 2, microbatches: 2}\nmesh: {site: 2}\ndirectives:\n",
+     "gpt-bf16", "optimizer: {sgd: {lr: 0.1}}, ema: {decay: 0.9}"},
     {"rate_by_tokens", "mesh: {site: 2}\ndirectives:\n", "gpt",
      "optimizer: {sgd: {lr: 0.5}}, schedule: \"lr * max(0, 1 - tokens / 4096)\""},
     {"chunks", "mesh: {site: 2}\ndirectives:\n  - split: {dim: tokens, into: 4}\n", "gpt"},
@@ -695,6 +701,28 @@ TEST_F(LocalStepsJobs, AveragesAreOfTheOuterParameters) {
   // The control: another decay.
   compile("other", "mesh: {site: 2}\ndirectives:\n" + local_steps(), fmt::format(kDecaying, 0.5));
   EXPECT_FALSE(after("other", kEvery) == moved);
+}
+
+// Averages of 16-bit parameters begin with the same values in 32 bits.
+TEST(LocalStepsAverages, OfHalvesBeginWithTheirValues) {
+  NEED_MODEL("gpt-bf16");
+  const Way& way = *std::ranges::find(kWays, std::string_view("ema_of_16_bits"), &Way::name);
+  const auto compiled = compile_way(way, local_steps());
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  std::map<std::string, Bytes> begins;
+  for (const auto& [name, bytes] : compiled->set.tensors) begins[name] = bytes.made();
+  size_t averages = 0;
+  for (const auto& [name, wide] : begins) {
+    if (!name.ends_with(".ema")) continue;
+    ++averages;
+    const Bytes& halves = begins.at(name.substr(0, name.size() - 4));
+    ASSERT_EQ(wide.size, 2 * halves.size) << name;
+    std::string widened;  // a bf16 is the upper half of an f32
+    for (size_t i = 0; i < halves.size; i += 2)
+      widened += std::string(2, '\0') + std::string(as_text(halves.span()).substr(i, 2));
+    EXPECT_TRUE(as_text(wide.span()) == widened) << name;
+  }
+  EXPECT_GT(averages, 0u);
 }
 
 // Parameters in parts over several axes, and their outer states: a job that ends between two outer

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 
+#include "piper/base/float16.h"
 #include "piper/frontend/autodiff.h"
 #include "piper/ir/ops.h"
 #include "piper/ir/optimizers.h"
@@ -245,8 +246,20 @@ class OuterStep {
       if (const auto average = states.find(average_of(param.name)); average != states.end()) {
         const Value& from = step.value(param.value);
         Value& to = step.value(average->second);
-        to.data = from.data, to.fill = from.fill;
+        to.data = as_type(to.type.dtype, from), to.fill = from.fill;
       }
+  }
+  // Returns the elements that a state begins with. Averages of 16-bit parameters have 32 bits.
+  static Bytes as_type(DType dtype, const Value& from) {
+    if (from.data.size == 0 || from.type.dtype == dtype) return from.data;
+    PIPER_CHECK(is_half(from.type.dtype) && dtype == DType::kF32, "{}", from.name);
+    const int64_t count = num_elements(from.type.shape);
+    const auto widen = [halves = from.data, type = from.type.dtype, count] {
+      std::vector<float> wide(static_cast<size_t>(count));
+      widen_halves(type, halves.made().data, wide.data(), count);
+      return Bytes::copy_of(wide.data(), wide.size() * sizeof(float));
+    };
+    return Bytes::deferred(static_cast<size_t>(count) * sizeof(float), widen);
   }
   // Lets a site's parameter become what the outer one becomes.
   static void follow(Graph& step, const Param& outer, ValueId site) {
