@@ -235,6 +235,9 @@ void add_sites(std::vector<Case>& cases) {
   cases.push_back({"fragments",
                    {"schedules/1f1b", "sites/fragments"},
                    "stages: 2, first: \"h/0/**\"" + sites});
+  cases.push_back({"delayed_fragments",
+                   {"schedules/1f1b", "sites/fragments"},
+                   "stages: 2, first: \"h/0/**\", delay: 1, mix: 0.5" + sites});
   cases.push_back({"sites_of_stages",
                    {"schedules/1f1b", "memory/ddp", "sites/diloco"},
                    "stages: 2, dp: 1" + sites});

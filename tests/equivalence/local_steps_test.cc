@@ -2,6 +2,8 @@
 // one device does, which plays all sites; other outer optimizers and intervals do not.
 #include "equivalence/jobs.h"
 #include "equivalence/sample_jobs.h"
+#include "piper/base/memory.h"
+#include "piper/plan/outer_updates.h"
 #include "piper/plan/verify.h"
 
 namespace piper {
@@ -25,6 +27,23 @@ std::string fragments(int64_t offset = 1) {
       "momentum: 0.9, nesterov: true}}}}}}\n"
       "  - local_steps: {{over: site, every: 2, offset: {}, outer: {{adamw: {{lr: 0.01, eps: "
       "1e-3}}}}}}\n",
+      offset);
+}
+
+// Updates that run beside the step after they are due; sites get them so many steps later.
+std::string delayed(int64_t delay = 2, double mix = 0.25, int64_t every = kEvery) {
+  return fmt::format(
+      "  - local_steps: {{over: site, every: {}, delay: {}, mix: {}, outer: {{sgd: {{lr: 0.7, "
+      "momentum: 0.9, nesterov: true}}}}}}\n",
+      every, delay, mix);
+}
+// The same in two fragments. Without an offset both are due at the same steps.
+std::string delayed_fragments(int64_t offset = 1) {
+  return fmt::format(
+      "  - local_steps: {{over: site, match: '**/weight', every: 3, delay: 1, outer: {{sgd: {{lr: "
+      "0.7, momentum: 0.9, nesterov: true}}}}}}\n"
+      "  - local_steps: {{over: site, every: 3, offset: {}, delay: 2, mix: 0.5, outer: {{adamw: "
+      "{{lr: 0.01, eps: 1e-3}}}}}}\n",
       offset);
 }
 
@@ -181,6 +200,16 @@ TEST_P(LocalSteps, InFragmentsEqualOneDevice) {
   expect_one_device(GetParam(), fragments());
 }
 
+// Updates that sites get later, mixed with what they have come to.
+TEST_P(LocalSteps, DelayedEqualOneDevice) {
+  NEED_MODEL(GetParam().model);
+  expect_one_device(GetParam(), delayed());
+}
+TEST_P(LocalSteps, DelayedFragmentsEqualOneDevice) {
+  NEED_MODEL(GetParam().model);
+  expect_one_device(GetParam(), delayed_fragments());
+}
+
 // The controls: without momentum, and at other steps, the outer optimizer leads elsewhere.
 TEST_P(LocalSteps, OtherOuterOptimizersDiverge) {
   const Way& way = GetParam();
@@ -213,6 +242,32 @@ TEST(LocalStepsFragments, OtherStepsDiverge) {
     trained.push_back(*std::move(one));
   }
   EXPECT_GT(largest_difference(trained[1], trained[0]), 1e-4);
+}
+
+// The controls of delays: sites that get an update at another step, or mix it otherwise, and
+// updates by what sites have come to later, lead elsewhere.
+TEST(LocalStepsDelay, OthersDiverge) {
+  NEED_MODEL("mlp");
+  std::vector<Trained> trained;
+  for (const std::string& directive :
+       {delayed(), delayed(1), delayed(2, 0.5), delayed(0), local_steps()}) {
+    const auto compiled = compile_way(kWays[0], directive);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    auto one = train(compiled->set, "mlp", kSteps);
+    ASSERT_TRUE(one) << print_error(one.error());
+    trained.push_back(*std::move(one));
+  }
+  for (size_t i = 1; i < trained.size(); ++i)
+    EXPECT_GT(largest_difference(trained[i], trained[0]), 1e-4) << i;
+  EXPECT_GT(largest_difference(trained[4], trained[3]), 1e-4) << "a mixture without a delay";
+}
+
+// Of updates that are due at the same steps one runs beside the next step, the other before it.
+TEST(LocalStepsDelay, SeveralUpdatesAtOneStep) {
+  NEED_MODEL("mlp");
+  expect_one_device(kWays[0], delayed_fragments(0));
+  expect_one_device(*std::ranges::find(kWays, std::string_view("stages"), &Way::name),
+                    delayed_fragments(0));
 }
 
 // The control: the norm of all sites, and none, clip otherwise than each site's own.
@@ -414,6 +469,17 @@ std::string first_finding(const PlanSet& set, const PlanSet& single) {
   return report->findings.empty() ? "" : report->findings.front().text;
 }
 
+// Leaves an instruction out; says which.
+std::string without(std::vector<Instruction>& section, size_t i) {
+  std::string what = fmt::format("without '{}'", section[i].label);
+  section.erase(section.begin() + static_cast<std::ptrdiff_t>(i));
+  for (Instruction& one : section) {
+    std::erase(one.waits, static_cast<int32_t>(i));
+    for (int32_t& wait : one.waits) wait -= wait > static_cast<int32_t>(i) ? 1 : 0;
+  }
+  return what;
+}
+
 class LocalStepsProof : public ::testing::TestWithParam<std::string_view> {};
 INSTANTIATE_TEST_SUITE_P(WholeAndInParts, LocalStepsProof, ::testing::Values("sites", "zero3"));
 
@@ -441,14 +507,8 @@ TEST_P(LocalStepsProof, FindsOuterUpdatesThatAreWrong) {
   for (size_t r = 0; r < 2; ++r)
     for (size_t i = 0; i < compiled->set.roles[r].outer_updates[0].instructions.size(); ++i) {
       other = compiled->set;
-      std::vector<Instruction>& outer = other.roles[r].outer_updates[0].instructions;
-      const std::string what = fmt::format("role {} without '{}'", r, outer[i].label);
-      outer.erase(outer.begin() + static_cast<std::ptrdiff_t>(i));
-      for (Instruction& one : outer) {
-        std::erase(one.waits, static_cast<int32_t>(i));
-        for (int32_t& wait : one.waits) wait -= wait > static_cast<int32_t>(i) ? 1 : 0;
-      }
-      EXPECT_NE(first_finding(other, single), "") << what;
+      const std::string what = without(other.roles[r].outer_updates[0].instructions, i);
+      EXPECT_NE(first_finding(other, single), "") << fmt::format("{} of role {}", what, r);
     }
 }
 
@@ -471,6 +531,55 @@ TEST(LocalStepsFragments, AreProven) {
   EXPECT_NE(finding_of([](auto& all) { all.pop_back(); }), "") << "one fragment alone";
   EXPECT_NE(finding_of([](auto& all) { all.push_back(all[1]); }), "") << "one fragment twice";
   EXPECT_NE(finding_of([](auto& all) { all[0].instructions = all[1].instructions; }), "");
+}
+
+// What surrounds a delayed update, and what it runs beside.
+TEST_P(LocalStepsProof, FindsDelayedUpdatesThatAreWrong) {
+  NEED_MODEL("mlp");
+  const auto compiled = compile_way(*std::ranges::find(kWays, GetParam(), &Way::name), delayed());
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const PlanSet& single = *compiled->single;
+  EXPECT_EQ(first_finding(compiled->set, single), "");
+  const std::vector<OuterUpdate>& updates = compiled->set.roles[0].outer_updates;
+  ASSERT_EQ(updates.size(), 3u);
+  EXPECT_TRUE(runs_beside(compiled->set.roles[0], updates[1]));
+  const auto finding_of = [&](auto&& change) {
+    PlanSet other = compiled->set;
+    for (RoleProgram& role : other.roles) change(role);
+    return first_finding(other, single);
+  };
+  for (size_t u = 0; u < 3; ++u) {
+    EXPECT_NE(finding_of([&](auto& role) { ++role.outer_updates[u].offset; }), "") << u;
+    EXPECT_NE(finding_of([&](auto& role) { role.outer_updates[u].instructions.clear(); }), "") << u;
+    for (size_t r = 0; r < 2; ++r)
+      for (size_t i = 0; i < compiled->set.roles[r].outer_updates[u].instructions.size(); ++i) {
+        PlanSet other = compiled->set;
+        const std::string what = without(other.roles[r].outer_updates[u].instructions, i);
+        EXPECT_NE(first_finding(other, single), "") << fmt::format("{} of role {}", what, r);
+      }
+  }
+  // What it makes lies where the body's begins: they run at the same time.
+  const std::string race = finding_of([](RoleProgram& role) {
+    const auto first_of = [&](const std::vector<Instruction>& section) {
+      int64_t first = INT64_MAX;
+      for (const Instruction& one : section)
+        for (const int32_t arg : one.args)
+          if (role.tensor(arg).kind == BufferKind::kStep)
+            first = std::min(first, role.buffers[static_cast<size_t>(arg)].offset);
+      return first;
+    };
+    const int64_t down = first_of(role.outer_updates[1].instructions) - first_of(role.body);
+    std::set<int32_t> own;
+    for (const Instruction& one : role.outer_updates[1].instructions)
+      for (const int32_t arg : one.args)
+        if (role.tensor(arg).kind == BufferKind::kStep) own.insert(arg);
+    for (const int32_t buffer : own) role.buffers[static_cast<size_t>(buffer)].offset -= down;
+    role.arena_bytes = 0;
+    for (const Buffer& buffer : role.buffers)
+      role.arena_bytes = std::max(
+          role.arena_bytes, align_up(buffer.offset + role.tensor(buffer).type.bytes()));
+  });
+  EXPECT_NE(race.find("a step beside an outer update"), std::string::npos) << race;
 }
 
 // Lets each op that `wanted` names read what `choose` says in place of each of its inputs.
@@ -659,6 +768,23 @@ TEST_F(LocalStepsJobs, InFragmentsGoOnElsewhere) {
       fmt::format("{}/bin/piper-sim {} --cluster {}/strategies/clusters/two-cores.yaml 2>&1",
                   PIPER_BINARY_DIR, path("fragments_here"), PIPER_SOURCE_DIR));
   EXPECT_NE(simulated.second.find("an update each 2 steps from step 1 on"), std::string::npos)
+      << simulated.second;
+}
+
+// A job that ends where an update is due, or where sites do not have it yet: what they kept and
+// what it has become are states. piper-sim says how much longer the step beside it takes.
+TEST_F(LocalStepsJobs, DelayedGoOnElsewhere) {
+  for (const int part : {3, 4}) {
+    SCOPED_TRACE(part);
+    expect_to_go_on(fmt::format("delayed_{}_", part), delayed(),
+                    "train: {global_batch: 12, optimizer: {adamw: {lr: 2e-3}}}\n", part);
+  }
+  const auto simulated = run_shell(
+      fmt::format("{}/bin/piper-sim {} --cluster {}/strategies/clusters/two-cores.yaml 2>&1",
+                  PIPER_BINARY_DIR, path("delayed_3_here"), PIPER_SOURCE_DIR));
+  EXPECT_NE(simulated.second.find("an update each 3 steps from step 4 on, beside a step, which "
+                                  "takes "),
+            std::string::npos)
       << simulated.second;
 }
 

@@ -1,6 +1,6 @@
 """Local steps are DiLoCo (Douillard et al., 2023) as PyTorch computes it in f64: sites with AdamW of their own, and Nesterov momentum on the mean of
-their distances from the outer parameters. Each site clips by the norm of its own gradients, where one is said. Without the outer momentum, with other
-intervals, or clipped by the norm of all sites, PyTorch is elsewhere.
+their distances from the outer parameters. Each site clips by the norm of its own gradients, where one is said. Updates that are delayed are those of Streaming
+DiLoCo (Douillard et al., 2025). Without the outer momentum, with other intervals or delays, or clipped by the norm of all sites, PyTorch is elsewhere.
 
   local_steps_test.py ROOT BIN    77 where no python here has PyTorch; one that PYTHON names serves
 """
@@ -31,6 +31,9 @@ STRATEGIES = {"sites": ("params: {every: EVERY}\n", False),
               "replicas": ("include: <zero1>\nparams: {every: EVERY, dp: 2}\n", False),
               "fragments": ("params: {every: EVERY, first: 'h/{0..1}/**'}\n", False),
               "fragments of stages": ("include: <1f1b>\nparams: {every: EVERY, first: 'h/{0..1}/**', stages: 2, microbatches: 2}\n", False),
+              "delayed fragments": ("params: {every: EVERY, first: 'h/{0..1}/**', delay: 2, mix: 0.25}\n", False),
+              "delayed fragments of stages": (
+                  "include: <1f1b>\nparams: {every: EVERY, first: 'h/{0..1}/**', delay: 2, mix: 0.25, stages: 2, microbatches: 2}\n", False),
               "clipped": ("params: {every: EVERY}\n", True),
               "clipped stages": ("include: <1f1b>\nparams: {every: EVERY, stages: 2, microbatches: 2}\n", True),
               "clipped replicas": ("include: <zero2>\nparams: {every: EVERY, dp: 2}\n", True)}
@@ -56,8 +59,9 @@ def clip(sites, by_all):
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
 
 
-def diloco(model, batches, every, momentum, clips=False, by_all=False, offset=0):
-    """The outer parameters, and those of each site, after all batches. Those of the last two layers are joined `offset` steps after the others."""
+def diloco(model, batches, every, momentum, clips=False, by_all=False, offset=0, delay=0, mix=0.0):
+    """The outer parameters, and those of each site, after all batches. Those of the last two layers are joined `offset` steps after the others. An update is by
+    what sites have when it is due; `delay` steps later they go on with `mix` of their own parameters and the rest of the outer ones."""
     outer = model.double()
     sites = [copy.deepcopy(outer) for _ in range(SITES)]
     inner = [torch.optim.SGD(site.parameters(), lr=0.5, momentum=0.9) if clips else
@@ -65,6 +69,7 @@ def diloco(model, batches, every, momentum, clips=False, by_all=False, offset=0)
     fragments = {after: [name for name, _ in outer.named_parameters() if offset == 0 or (name[2] in "23") == (after > 0)] for after in {0, offset}}
     joined = {after: torch.optim.SGD([outer.get_parameter(name) for name in names], lr=0.7, momentum=momentum, nesterov=momentum > 0)
               for after, names in fragments.items()}
+    taken = {}
     for step, batch in enumerate(batches):
         for k, site in enumerate(sites):
             own = slice(k * BATCH // SITES, (k + 1) * BATCH // SITES)
@@ -74,18 +79,24 @@ def diloco(model, batches, every, momentum, clips=False, by_all=False, offset=0)
             clip(sites, by_all)
         for optimizer in inner:
             optimizer.step()
-        after = (step + 1) % every
+        def due(later):
+            return (step + 1 - later) % every if step + 1 > later else None
+
         with torch.no_grad():
-            for name in fragments.get(after, []):
+            for name in fragments.get(due(0), []):
+                taken |= {f"site.{k}.{name}.taken": site.get_parameter(name).detach().clone() for k, site in enumerate(sites)}
                 outer.get_parameter(name).grad = outer.get_parameter(name) - sum(site.get_parameter(name) for site in sites) / SITES
-        if after in joined:
-            joined[after].step()
-        for site in sites:
-            site.load_state_dict({name: outer.get_parameter(name) for name in fragments.get(after, [])}, strict=False)
+        if due(min(delay, 1)) in joined:
+            joined[due(min(delay, 1))].step()
+        with torch.no_grad():
+            for name in fragments.get(due(delay), []):
+                for site in sites:
+                    own = site.get_parameter(name)
+                    own.copy_(mix * own + (1 - mix) * outer.get_parameter(name))
     named = {name: value.detach().clone() for name, value in outer.named_parameters()}
     for k, site in enumerate(sites):
         named |= {f"site.{k}.{name}": value.detach().clone() for name, value in site.named_parameters()}
-    return named
+    return named | (taken if delay > 0 else {})
 
 
 def program(*words):
@@ -111,10 +122,13 @@ def main(folder):
     wanted = {clips: trained(EVERY, 0.9, clips) for clips in (False, True)}
     controls = {clips: [trained(EVERY, 0, clips), trained(EVERY + 1, 0.9, clips)] for clips in (False, True)}
     controls[True].append(trained(EVERY, 0.9, True, True))
-    in_fragments = trained(EVERY, 0.9, False, False, 1)
+    in_fragments, delayed = trained(EVERY, 0.9, False, False, 1), trained(EVERY, 0.9, False, False, 1, 2, 0.25)
+    delayed_controls = [trained(EVERY, 0.9, False, False, 1, 1, 0.25), trained(EVERY, 0.9, False, False, 1, 2, 0.5)]
     for name, (text, clips) in STRATEGIES.items():
-        fragments = name.startswith("fragments")
+        fragments = "fragments" in name
         want, controls_of = (in_fragments, [wanted[False]]) if fragments else (wanted[clips], controls[clips])
+        if name.startswith("delayed"):
+            want, controls_of = delayed, delayed_controls
         include = f"[<sites/{'fragments' if fragments else 'diloco'}>, <numerics/f64>]"
         if "include" in text:
             first, text = text.split("\n", 1)

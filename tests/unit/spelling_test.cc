@@ -44,7 +44,7 @@ directives:
   - recompute: {match: "h/**", where: {stage: "<3", odd: [0, 1]}}
   - place: {where: {stage: s, mb: "0..M - 1"}, on: {pp: s % 4}}
   - replicate: {over: dp, bucket: 25MiB, shard: [optimizer, gradients], reduce: {when: per_microbatch}}
-  - local_steps: {over: pp, match: "h/**", every: 6, offset: 2, outer: {sgd: {lr: 0.5, momentum: 0.9, dampening: 0, nesterov: true, weight_decay: 0}}}
+  - local_steps: {over: pp, match: "h/**", every: 6, offset: 2, delay: 3, mix: 0.25, outer: {sgd: {lr: 0.5, momentum: 0.9, dampening: 0, nesterov: true, weight_decay: 0}}}
   - offload: {what: activations, min: 512B, distance: 2}
   - stream: {where: {kind: [send, recv]}, name: tx, priority: 1}
   - prefetch: {where: {kind: recv}, distance: eager}
@@ -87,7 +87,7 @@ directives:   # in any order, with params, blanks and units
       over: dp
       shard: [optimizer, gradients]
       reduce: {when: per_microbatch, stream: reduce}
-  - local_steps: {outer: {sgd: {nesterov: true, momentum: 0.9, lr: 0.5}}, offset: stages - 2, over: pp, match: "h/**", every: stages + 2}
+  - local_steps: {outer: {sgd: {nesterov: true, momentum: 0.9, lr: 0.5}}, offset: stages - 2, over: pp, match: "h/**", mix: 0.25, every: stages + 2, delay: stages - 1}
   - recompute: {where: {stage: "<stages-1", odd: [0, 3 - 2]}, match: "h/**"}
   - place: {on: {pp: "s%stages"}, where: {stage: s, mb: "(0) .. M-1"}}
   - precision: {keep: Gelu, compute: bf16, loss_scale: {static: 8.0}}

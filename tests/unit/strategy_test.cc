@@ -627,7 +627,7 @@ int read_examples(const std::string& name) {
 }
 
 TEST(Page, ShowsTrueExamples) {
-  EXPECT_EQ(read_examples("formats/strategy.md"), 25);
+  EXPECT_EQ(read_examples("formats/strategy.md"), 26);
   EXPECT_EQ(read_examples("formats/tutorial.md"), 3);
   EXPECT_EQ(read_examples("strategies/README.md"), 6);
 }

@@ -119,14 +119,29 @@ Result<Graph> evaluated(Graph forward);
 // Makes a copy of a forward graph for each site, each with inputs, trained parameters and a loss of
 // its own: of NAME, site.K.NAME. Ops have the site as `tag`. Loss and weight are sums over sites.
 Graph copy_for_sites(const Graph& forward, int64_t sites, const std::string& tag);
-// Makes of such copies the step that an outer optimizer takes (LocalSteps): it updates outer
-// parameters, which have the names and initial values of the model, by the mean over the sites of
-// their distance from those of a site, which then become what the outer ones are. Of the regions,
-// by `region_tags` of the graph, that read a parameter the first counts. It has no loss.
-// `names`: of the outer parameters that it is of; `step`: of its counter of updates.
-Result<Graph> outer_step(const Graph& copies, int64_t sites, const TrainSpec& outer,
-                         const std::set<std::string>& names, const std::string& step,
+// Describes an outer update of some parameters (LocalSteps).
+struct OuterSpec {
+  TrainSpec optimizer;
+  std::set<std::string> names;  // of the outer parameters
+  std::string step;             // of its counter of updates
+  bool is_delayed = false;      // it reads what sites had before, and they get the result later
+  double mix = 0;               // the share of a site's own parameters in its next ones
+};
+// Makes of such copies the step that an outer optimizer takes: it updates outer parameters, which
+// have the names and initial values of the model, by the mean over the sites of their distance from
+// those of a site, which then become what the outer ones are. Of the regions, by `region_tags` of
+// the graph, that read a parameter the first counts. It has no loss.
+Result<Graph> outer_step(const Graph& copies, int64_t sites, const OuterSpec& spec,
                          std::span<const std::string> region_tags);
+// These make the steps before and after a delayed one: sites keep what their parameters are, as
+// states site.K.NAME.taken; and their parameters become what the outer ones have become.
+Graph taking_step(const Graph& copies, int64_t sites, const OuterSpec& spec,
+                  std::span<const std::string> region_tags);
+Graph joining_step(const Graph& copies, int64_t sites, const OuterSpec& spec,
+                   std::span<const std::string> region_tags);
+inline std::string taken_of(std::string_view name_at_site) {
+  return fmt::format("{}.taken", name_at_site);
+}
 // Returns K and NAME of "site.K.NAME"; nothing: it is another name.
 std::optional<std::pair<int64_t, std::string>> site_of(const std::string& name);
 

@@ -12,15 +12,18 @@ namespace piper {
 // optimizer states and samples of its own. After each `every` steps the outer optimizer updates the
 // outer parameters by their gradient, which is their distance from the mean over the sites, and all
 // sites go on with these (DiLoCo, Douillard et al., 2023). Several entries join parameters of their
-// own, at steps of their own (Streaming DiLoCo, Douillard et al., 2025).
+// own, at steps of their own (Streaming DiLoCo, Douillard et al., 2025). With a delay sites go on
+// between the step at whose end the distances are taken and that at whose end the update comes.
 // - local_steps: {over: site, every: 8, outer: {sgd: {lr: 0.7, momentum: 0.9, nesterov: true}}}
 struct LocalSteps {
   std::string over;
   std::optional<Glob> match;  // parameters by path; nothing: all others
   int64_t every = 1;
   int64_t offset = 0;  // steps after a multiple of `every`
+  int64_t delay = 0;   // steps from there to the update; less than `every`
+  double mix = 0;      // the share of a site's own parameters in those that it goes on with
   TrainSpec outer;     // one group, of all parameters
-  SourceSpan at, over_at, match_at, offset_at, outer_at;
+  SourceSpan at, over_at, match_at, offset_at, delay_at, outer_at;
 };
 
 }  // namespace piper

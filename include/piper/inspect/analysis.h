@@ -58,8 +58,9 @@ struct StepReport {
   double span = 0;   // the largest span of a row: what steps take that follow without a barrier
   double bound = 0;  // the work of the busiest device: no order of it is shorter
   double idle = 0;   // share of all devices' time in a steady step
-  std::vector<double> outer;  // each outer update
-  double average = 0;         // a step with its share of the outer updates
+  std::vector<double> outer;    // each outer update, by itself
+  std::vector<double> exposed;  // of these, what lengthens a run: less where it is beside a step
+  double average = 0;           // a step with its share of the outer updates
   double evaluation = 0;      // the forward pass alone, of one batch; 0: the plans cannot evaluate
   std::vector<RowTimes> rows;
   std::vector<MovedKind> moved;     // most exposed first

@@ -30,10 +30,17 @@ int64_t sites_of(const Strategy& strategy);
 // go with local steps.
 Result<Strategy> place_sites(Strategy strategy);
 // Makes a copy of the model for each site, and the step of each entry's outer optimizer, with ops
-// in the regions, by `region_tags`, that read the parameters. Error: kept running statistics.
+// in the regions, by `region_tags`, that read the parameters; before a delayed one the step that
+// takes its distances. Error: kept running statistics.
+struct OuterGraph {
+  Graph graph;
+  OuterUpdate update;   // when it runs
+  bool beside = false;  // a step, and not after it
+  SourceSpan at;        // of the entry
+};
 struct Sites {
   Graph forward;
-  std::vector<Graph> outer;  // by entry of local_steps
+  std::vector<OuterGraph> outer;  // in the order in which those of one step run
 };
 Result<Sites> make_sites(Graph forward, const Strategy& strategy,
                          const std::vector<std::string>& region_tags, Explanations& out);

@@ -117,17 +117,14 @@ class SiteCopies {
   std::map<std::pair<int64_t, ValueId>, ValueId> keys_;  // by site and key of the model
 };
 
-// Builds the step of the outer optimizer.
+// Builds the step of the outer optimizer, and those before and after it where it is delayed.
 class OuterStep {
  public:
-  OuterStep(const Graph& copies, int64_t sites, const TrainSpec& outer,
-            const std::set<std::string>& names, const std::string& step,
+  OuterStep(const Graph& copies, int64_t sites, const OuterSpec& spec,
             std::span<const std::string> region_tags)
       : from_(copies),
         sites_(sites),
-        outer_(outer),
-        names_(names),
-        step_(step),
+        spec_(spec),
         region_tags_(region_tags),
         readers_(readers(copies)) {
     backward_.graph.tag_names = copies.tag_names;
@@ -136,31 +133,87 @@ class OuterStep {
   }
 
   Result<Graph> run() {
-    for (const Param& param : from_.params)
-      if (const auto site = site_of(param.name);
-          !param.frozen && site && site->first == 0 && names_.contains(site->second))
-        add(param, site->second);
+    for (const auto& [param, name] : joined()) add(*param, name);
     Graph& graph = backward_.graph;
-    PIPER_ASSIGN(const std::vector<const ParamGroup*> groups, groups_of(graph, outer_.groups));
+    PIPER_ASSIGN(const std::vector<const ParamGroup*> groups,
+                 groups_of(graph, spec_.optimizer.groups));
     PIPER_TRY(check_types(graph, groups));
     const std::vector<bool> stacks = stacks_of(graph);
     const std::vector<std::vector<ValueId>> at_sites = std::move(at_sites_);
-    Graph step = append_update(std::move(backward_), outer_, groups, stacks);
+    Graph step = append_update(std::move(backward_), spec_.optimizer, groups, stacks);
     step.grad_norm = {};  // nobody reads it
-    step.value(step.step).name = step_;
-    if (outer_.ema) begin_averages(step);
-    for (size_t p = 0; p < step.params.size(); ++p)
+    step.value(step.step).name = spec_.step;
+    if (spec_.optimizer.ema) begin_averages(step);
+    for (size_t p = 0; p < step.params.size() && !spec_.is_delayed; ++p)
       for (const ValueId site : at_sites[p]) follow(step, step.params[p], site);
     return without_dead_nodes(std::move(step), false);
   }
 
+  Graph run_taking() {
+    for_each_of_site([&](const Param&, const std::string&, const Param& of_site) {
+      const ValueId site = add_like(of_site, of_site.name, true);
+      const ValueId taken = add_like(of_site, taken_of(of_site.name), true, false);
+      const ValueId sum = sum_of(of_site, site, 1, taken_of(of_site.name) + ".sum");
+      Builder build = update_of(backward_.graph, of_site.scope, taken_of(of_site.name) + ".next/");
+      const ValueId next = times(build, sum, 1);
+      const DType kept = build.type(taken).dtype;
+      backward_.graph.updates.push_back(
+          {taken, build.type(next).dtype == kept ? next : build.cast(next, kept), site});
+    });
+    return without_dead_nodes(std::move(backward_.graph), false);
+  }
+
+  Graph run_joining() {
+    ValueId outer;
+    for_each_of_site([&](const Param& first, const std::string& name, const Param& of_site) {
+      if (&first == &of_site) outer = add_like(first, name, false);
+      const ValueId site = add_like(of_site, of_site.name, true);
+      const ValueId sum = sum_of(of_site, outer, 1 - spec_.mix, of_site.name + ".sum");
+      Builder build = update_of(backward_.graph, of_site.scope, of_site.name + ".next/");
+      const DType kept = build.type(site).dtype, wide = build.type(sum).dtype;
+      ValueId next = times(build, sum, 1);
+      if (spec_.mix > 0) {
+        const ValueId own = wide == kept ? site : build.cast(site, wide);
+        next = build.add(times(build, own, spec_.mix), sum);
+      }
+      backward_.graph.updates.push_back({site, wide == kept ? next : build.cast(next, kept), site});
+    });
+    return without_dead_nodes(std::move(backward_.graph), false);
+  }
+
  private:
+  // Returns the first site's of the parameters that are joined, and the names of the outer ones.
+  std::vector<std::pair<const Param*, std::string>> joined() const {
+    std::vector<std::pair<const Param*, std::string>> found;
+    for (const Param& param : from_.params)
+      if (const auto site = site_of(param.name);
+          !param.frozen && site && site->first == 0 && spec_.names.contains(site->second))
+        found.emplace_back(&param, site->second);
+    return found;
+  }
+  // Visits them at each site: visit(the first site's, the name, the site's).
+  template <class Visit>
+  void for_each_of_site(Visit visit) const {
+    for (const auto& [param, name] : joined())
+      for (int64_t k = 0; k < sites_; ++k) visit(*param, name, *named_.at(name_at(k, name)));
+  }
+  static Builder update_of(Graph& graph, const std::string& scope, std::string prefix) {
+    Builder build(graph);
+    build.pass = Pass::kU;
+    build.scope = scope;
+    build.name_prefix = std::move(prefix);
+    return build;
+  }
+  static ValueId times(Builder& build, ValueId value, double factor) {
+    return build.mul(value, build.scalar(factor, build.type(value).dtype));
+  }
+
   // The outer optimizer is one for all parameters that it joins.
   Status check_types(const Graph& graph, const std::vector<const ParamGroup*>& groups) const {
     if (graph.params.empty()) return fail("every parameter is frozen: there is nothing to train");
     for (size_t p = 0; p < graph.params.size(); ++p) {
       const Param& param = graph.params[p];
-      const OptimizerDef& def = find_optimizer(optimizer_of(*groups[p], outer_).name);
+      const OptimizerDef& def = find_optimizer(optimizer_of(*groups[p], spec_.optimizer).name);
       const TensorType& type = graph.value(param.value).type;
       if (!site_of(param.name) && type.shape.size() < def.least_rank)
         return fail("outer: {} updates matrices, and '{}' is {}", def.name,
@@ -172,34 +225,34 @@ class OuterStep {
     return ok_status();
   }
 
-  // Adds an outer parameter and those of the sites; `param` is the first site's.
-  void add(const Param& param, const std::string& name) {
+  // Adds a parameter like another one, which begins with the same values or with zeros.
+  ValueId add_like(const Param& like, const std::string& called, bool frozen, bool begins = true) {
     Graph& graph = backward_.graph;
-    const auto state = [&](const Param& like, const std::string& called, bool frozen) {
-      const Value& value = from_.value(like.value);
-      const ValueId id = graph.add_value({.name = called,
-                                          .type = value.type,
-                                          .kind = ValueKind::kState,
-                                          .data = value.data,
-                                          .fill = value.fill});
-      Param own = like;
-      own.name = called;
-      own.value = id;
-      own.frozen = frozen;
-      return std::pair(id, own);
-    };
-    auto [outer, own] = state(param, name, false);
-    for (std::string& alias : own.aliases) alias = alias.substr(name_at(0, "").size());
-    graph.params.push_back(std::move(own));
+    const Value& value = from_.value(like.value);
+    Param own = like;
+    own.name = called;
+    own.value = graph.add_value({.name = called,
+                                 .type = value.type,
+                                 .kind = ValueKind::kState,
+                                 .data = begins ? value.data : Bytes(),
+                                 .fill = begins ? value.fill : 0});
+    own.frozen = frozen;
+    if (!begins) own.aliases.clear();
+    if (!frozen)
+      for (std::string& alias : own.aliases) alias = alias.substr(name_at(0, "").size());
+    graph.params.push_back(own);
     at_sites_.emplace_back();
     backward_.contributions.emplace_back();
+    return own.value;
+  }
+  // Adds an outer parameter and those of the sites; `param` is the first site's.
+  void add(const Param& param, const std::string& name) {
+    const ValueId outer = add_like(param, name, false);
     const size_t p = at_sites_.size() - 1;
     for (int64_t k = 0; k < sites_; ++k) {
       const Param& of_site = *named_.at(name_at(k, name));
-      auto [site, followed] = state(of_site, of_site.name, true);
-      graph.params.push_back(std::move(followed));
-      at_sites_.emplace_back();
-      backward_.contributions.emplace_back();
+      const ValueId site = spec_.is_delayed ? add_like(of_site, taken_of(of_site.name), true, false)
+                                            : add_like(of_site, of_site.name, true);
       at_sites_[p].push_back(site);
       double share = 1 / static_cast<double>(sites_);
       for (const std::vector<int32_t>& tags : regions_of(of_site)) {
@@ -223,19 +276,37 @@ class OuterStep {
     if (tags.empty()) tags.emplace_back();
     return tags;
   }
+  Builder builder_of(const Param& of_site, const std::vector<int32_t>& tags, const char* what) {
+    Builder build(backward_.graph);
+    build.pass = Pass::kBW;
+    build.scope = of_site.scope;
+    build.name_prefix = fmt::format("{}.{}/", of_site.name, what);
+    build.tags = tags;
+    return build;
+  }
   // Returns what a region of a site adds to the gradient: its distance, times its share of the
   // mean.
   ValueId distance(const Param& of_site, ValueId outer, ValueId site,
                    const std::vector<int32_t>& tags, double share) {
-    Builder build(backward_.graph);
-    build.pass = Pass::kBW;
-    build.scope = of_site.scope;
-    build.name_prefix = of_site.name + ".distance/";
-    build.tags = tags;
+    Builder build = builder_of(of_site, tags, "distance");
     if (info(build.type(outer).dtype).bytes < 4)
       outer = build.cast(outer, DType::kF32), site = build.cast(site, DType::kF32);
-    const ValueId away = build.op1("Sub", {outer, site});
-    return build.mul(away, build.scalar(share, build.type(away).dtype));
+    return times(build, build.op1("Sub", {outer, site}), share);
+  }
+  // Returns a value times a factor as the regions of a site that read the parameter have it: the
+  // sum of what each adds. Others than the first hold the same value.
+  ValueId sum_of(const Param& of_site, ValueId value, double factor, const std::string& name) {
+    std::vector<ValueId> uses;
+    for (const std::vector<int32_t>& tags : regions_of(of_site)) {
+      Builder build = builder_of(of_site, tags, "now");
+      const bool is_narrow = info(build.type(value).dtype).bytes < 4;
+      const ValueId own = is_narrow ? build.cast(value, DType::kF32) : value;
+      uses.push_back(times(build, own, uses.empty() ? factor : 0));
+    }
+    Builder build = update_of(backward_.graph, of_site.scope, name + "/");
+    const ValueId sum = build.op1("StepSum", uses);
+    backward_.graph.value(sum).name = name;
+    return sum;
   }
   // Averages are there before the first outer update: evaluations may read them.
   static void begin_averages(Graph& step) {
@@ -266,20 +337,13 @@ class OuterStep {
     const auto update =
         std::find_if(step.updates.begin(), step.updates.end(),
                      [&](const StateUpdate& one) { return one.state == outer.value; });
-    const ValueId next = update->next;
-    Builder build(step);
-    build.pass = Pass::kU;
-    build.scope = outer.scope;
-    build.name_prefix = step.value(site).name + ".next/";
-    const ValueId one = build.scalar(1, build.type(next).dtype);
-    step.updates.push_back({site, build.mul(next, one), site});
+    Builder build = update_of(step, outer.scope, step.value(site).name + ".next/");
+    step.updates.push_back({site, times(build, update->next, 1), site});
   }
 
   const Graph& from_;
   const int64_t sites_;
-  const TrainSpec& outer_;
-  const std::set<std::string>& names_;
-  const std::string& step_;
+  const OuterSpec& spec_;
   const std::span<const std::string> region_tags_;  // that the graph has
   const std::vector<std::vector<NodeId>> readers_;
   std::map<std::string, const Param*> named_;
@@ -293,10 +357,19 @@ Graph copy_for_sites(const Graph& forward, int64_t sites, const std::string& tag
   return SiteCopies(forward, tag).run(sites);
 }
 
-Result<Graph> outer_step(const Graph& copies, int64_t sites, const TrainSpec& outer,
-                         const std::set<std::string>& names, const std::string& step,
+Result<Graph> outer_step(const Graph& copies, int64_t sites, const OuterSpec& spec,
                          std::span<const std::string> region_tags) {
-  return OuterStep(copies, sites, outer, names, step, region_tags).run();
+  return OuterStep(copies, sites, spec, region_tags).run();
+}
+
+Graph taking_step(const Graph& copies, int64_t sites, const OuterSpec& spec,
+                  std::span<const std::string> region_tags) {
+  return OuterStep(copies, sites, spec, region_tags).run_taking();
+}
+
+Graph joining_step(const Graph& copies, int64_t sites, const OuterSpec& spec,
+                   std::span<const std::string> region_tags) {
+  return OuterStep(copies, sites, spec, region_tags).run_joining();
 }
 
 std::optional<std::pair<int64_t, std::string>> site_of(const std::string& name) {

@@ -20,6 +20,9 @@ Status check_local_steps(const Fields&, const Reading& reading, LocalSteps& out)
   if (out.offset >= out.every)
     return fail(out.offset_at, "offset: expected less than 'every' ({}), got {}", out.every,
                 out.offset);
+  if (out.delay >= out.every)
+    return fail(out.delay_at, "delay: expected less than 'every' ({}), got {}", out.every,
+                out.delay);
   for (const LocalSteps& one : reading.strategy.local_steps) {
     const auto first = fmt::format("first at {}", yaml::place(one.at));
     if (one.over != out.over)
@@ -44,6 +47,12 @@ constexpr Field kLocalStepsKeys[] = {
     {"offset", integer(0, 1 << 30), kOptional,
      "How many steps after each multiple of `every` the outer updates come. Default 0.",
      located<&LocalSteps::offset, &LocalSteps::offset_at>},
+    {"delay", integer(0, 1 << 30), kOptional,
+     "How many steps sites go on before an outer update is applied. Default 0.",
+     located<&LocalSteps::delay, &LocalSteps::delay_at>},
+    {"mix", real({0, 1, false, true}), kOptional,
+     "The share of its own parameters in those that a site goes on with. Default 0.",
+     member<&LocalSteps::mix>},
     {"outer", one("optimizer"), kRequired,
      "The optimizer of the outer parameters; the gradient is their distance from the mean of the "
      "sites.",

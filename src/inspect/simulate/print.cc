@@ -4,6 +4,7 @@
 
 #include "piper/inspect/analysis.h"
 #include "piper/plan/flops.h"
+#include "piper/plan/outer_updates.h"
 #include "rows.h"
 
 namespace piper {
@@ -54,15 +55,22 @@ std::optional<double> mfu_of(const PlanSet& set, const StepReport& report,
 
 void print_outer(const PlanSet& set, const StepReport& report, Lines& lines) {
   for (size_t u = 0; u < report.outer.size(); ++u) {
-    const auto& [every, offset, instructions] = set.roles[0].outer_updates[u];
+    const OuterUpdate& update = set.roles[0].outer_updates[u];
+    const int64_t every = update.every, first = update.offset;
+    const bool beside = std::ranges::any_of(set.roles, [&](const RoleProgram& role) {
+      return runs_beside(role, role.outer_updates[u]);
+    });
     const int64_t bytes = sent_in(set, u);
     lines.add(
         "outer", human_seconds(report.outer[u]),
-        fmt::format("an update each {} steps{}: {} a step on average; a rank sends at most {}, {} "
-                    "a step on average",
-                    every, offset == 0 ? "" : fmt::format(" from step {} on", offset),
-                    human_seconds(report.outer[u] / static_cast<double>(every)), human_bytes(bytes),
-                    human_bytes(bytes / every)));
+        fmt::format("an update each {} steps{}{}: {} a step on average; a rank sends at most {}, "
+                    "{} a step on average",
+                    every, first == 0 ? "" : fmt::format(" from step {} on", first),
+                    beside ? fmt::format(", beside a step, which takes {} longer",
+                                         human_seconds(report.exposed[u]))
+                           : "",
+                    human_seconds(report.exposed[u] / static_cast<double>(every)),
+                    human_bytes(bytes), human_bytes(bytes / every)));
   }
 }
 
@@ -213,6 +221,7 @@ std::string report_json(const PlanSet& set, const StepReport& report, const Mach
   for (size_t u = 0; u < report.outer.size(); ++u) {
     const OuterUpdate& update = set.roles[0].outer_updates[u];
     json["outer"].push_back({{"time_s", report.outer[u]},
+                             {"exposed_s", report.exposed[u]},
                              {"every", update.every},
                              {"offset", update.offset},
                              {"bytes", sent_in(set, u)}});

@@ -5,6 +5,7 @@
 
 #include "piper/base/parallel.h"
 #include "piper/inspect/analysis.h"
+#include "piper/plan/outer_updates.h"
 #include "rows.h"
 
 namespace piper {
@@ -198,6 +199,16 @@ Result<double> time_of(const PlanSet& set, const Machine& machine, Section secti
   return timeline.length;
 }
 
+// Returns how much longer steps take that have the outer update beside them.
+Result<double> exposed_of(const PlanSet& set, const Machine& machine, size_t update, double step) {
+  PlanSet joined = set;
+  for (RoleProgram& role : joined.roles)
+    if (const OuterUpdate& one = role.outer_updates[update]; runs_beside(role, one))
+      role.body = instructions_beside(role, one);
+  PIPER_ASSIGN(const Timeline steps, simulate(joined, machine, kSteps));
+  return std::max(0.0, Steady(steps, 0).period() - step);
+}
+
 // Stands for a machine, of which costs of one kind are larger or smaller.
 class ScaledMachine : public Machine {
  public:
@@ -261,10 +272,16 @@ Result<StepReport> report_step(const PlanSet& set, const Machine& machine) {
                                                   set, machine, [&](RoleProgram & role) -> auto& {
                                                     return role.outer_updates[u].instructions;
                                                   }));
+    report.exposed.push_back(report.outer[u]);
+    const auto is_beside = [&](const RoleProgram& role) {
+      return runs_beside(role, role.outer_updates[u]);
+    };
+    if (std::ranges::none_of(set.roles, is_beside)) continue;
+    PIPER_ASSIGN(report.exposed[u], exposed_of(set, machine, u, report.step));
   }
   report.average = report.step;
-  for (size_t u = 0; u < report.outer.size(); ++u)
-    report.average += report.outer[u] / static_cast<double>(set.roles[0].outer_updates[u].every);
+  for (size_t u = 0; u < report.exposed.size(); ++u)
+    report.average += report.exposed[u] / static_cast<double>(set.roles[0].outer_updates[u].every);
   return report;
 }
 

@@ -140,8 +140,8 @@ Status check_role(const RoleProgram& role) {
   if (role.evaluation.empty() != role.evaluation_reports.empty())
     return bad("an evaluation reports something, and nothing else does");
   for (const OuterUpdate& update : role.outer_updates)
-    if (update.offset < 0 || update.offset >= update.every)
-      return bad("an outer update runs at step {} of each {}", update.offset, update.every);
+    if (update.every < 1 || update.offset < 0 || update.offset - update.every >= update.every)
+      return bad("an outer update begins at step {} of each {}", update.offset, update.every);
   if (!role.outer_updates.empty() && role.steps_ahead > 0)
     return bad("steps overlap, and an outer update runs between two of them");
   return check_sizes(role);

@@ -5,6 +5,7 @@
 
 #include "files.h"
 #include "piper/ir/optimizers.h"
+#include "piper/plan/outer_updates.h"
 #include "piper/plan/sites.h"
 #include "piper/plan/trained_parts.h"
 #include "piper/plan/windows.h"
@@ -151,6 +152,8 @@ int64_t staging_of(const RoleProgram& role) {
   for (const Window& window : std::span(windows).subspan(kWindowsInLists))
     for (const Instruction& one : role.body)
       if (one.ahead >= window.first && one.ahead < window.end) add(one);
+  for (const OuterUpdate& update : role.outer_updates)
+    if (runs_beside(role, update)) std::ranges::for_each(role.body, add);
   return bytes;
 }
 

@@ -9,9 +9,9 @@
 namespace piper {
 namespace {
 
-// Names of the sums from which parameters get their next values: gradients, and the batch
-// statistics of running statistics.
-constexpr std::string_view kGradient = ".grad", kStatistic = ".batch";
+// Names of the sums from which parameters get their next values: gradients, the batch statistics of
+// running statistics, and what distances for a delayed outer update are made of.
+constexpr std::string_view kGradient = ".grad", kStatistic = ".batch", kDistance = ".sum";
 
 // Finds of which site each gradient is, where there are several.
 void find_sites_of_gradients(Model& model) {
@@ -130,9 +130,9 @@ Status find_facts(const PlanSet& set, bool has_sites, Model& model) {
   for (int32_t t = 0; t < static_cast<int32_t>(model.targets.size()); ++t) {
     const std::string_view name = model.targets[t];
     model.is_gradient[t] = name.ends_with(kGradient);
-    if (!model.is_gradient[t] && !name.ends_with(kStatistic)) continue;
-    const size_t suffix = model.is_gradient[t] ? kGradient.size() : kStatistic.size();
-    const int32_t param = model.params.find(name.substr(0, name.size() - suffix));
+    if (!model.is_gradient[t] && !name.ends_with(kStatistic) && !name.ends_with(kDistance))
+      continue;
+    const int32_t param = model.params.find(name.substr(0, name.rfind('.')));
     if (param >= 0 && (model.is_gradient[t] || model.gradient_of[param] < 0))
       model.gradient_of[param] = t;
   }
@@ -142,6 +142,8 @@ Status find_facts(const PlanSet& set, bool has_sites, Model& model) {
   if (has_sites) find_sites_of_gradients(model);
   for (int32_t p = 0; has_sites && p < static_cast<int32_t>(model.params.size()); ++p) {
     if (model.gradient_of[p] >= 0) continue;
+    // Where the outer update is delayed, another one follows in which sites get it.
+    if (model.params.find(fmt::format("{}.taken", model.params[p])) >= 0) continue;
     const int32_t outer = model.params.find(name_without_site(model.params[p]));
     if (outer >= 0) model.gradient_of[p] = model.gradient_of[outer];
   }

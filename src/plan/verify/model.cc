@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "piper/base/parallel.h"
+#include "piper/plan/outer_updates.h"
 #include "piper/plan/windows.h"
 #include "single.h"
 #include "values.h"
@@ -227,12 +228,13 @@ constexpr SectionPart kPrologue{&RoleProgram::prologue},
     kBody{.list = &RoleProgram::body, .ends_step = true}, kEpilogue{&RoleProgram::epilogue};
 
 // Checks the rules that follow a section in its order of execution. `bodies`: and that a role's
-// lists agree.
+// lists agree. `means`: what it computes, too.
 void check_run(const Model& model, const Section& section, const Single* single, bool bodies,
-               Findings& findings, VerifyReport& report) {
+               bool means, Findings& findings, VerifyReport& report) {
   std::vector<Part> parts{[&](Findings& found, VerifyReport&) {
     check_memory(model, section, make_clocks(model, section), found);
   }};
+  if (!means) return prove(model, parts, {}, findings, report);
   // Two parts need the layouts; the first one computes them.
   std::once_flag once;
   LayoutsFound found_layouts;
@@ -338,6 +340,8 @@ void take_sums(Model& model, const Effects& one_device) {
 struct Taken {
   bool trains = true;     // see Model
   bool is_apart = false;  // likewise
+  // Each of its parts is proven by itself: here that they may run at the same time.
+  bool is_joined = false;
 };
 
 Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device, Taken taken) {
@@ -393,7 +397,9 @@ Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device,
          }},
         {1}, findings, report);
   for (size_t s = 0; s < run.size(); ++s)
-    if (runs[s]) check_run(model, run[s], singles[s].get(), overlap && s == 0, findings, report);
+    if (runs[s])
+      check_run(model, run[s], singles[s].get(), overlap && s == 0, !taken.is_joined, findings,
+                report);
   return report;
 }
 
@@ -426,11 +432,10 @@ void check_whole(const PlanSet& set, VerifyReport& report) {
 // Returns whether all roles of both have outer updates at the same steps; what differs is found.
 bool check_outer_updates(const PlanSet& set, const PlanSet* one_device, VerifyReport& report) {
   const auto& all = set.roles[0].outer_updates;
-  const auto is_same = [](const OuterUpdate& a, const OuterUpdate& b) {
-    return a.every == b.every && a.offset == b.offset;
-  };
   const auto differ = [&](const RoleProgram& role) {
-    return !std::ranges::equal(all, role.outer_updates, is_same);
+    return !std::ranges::equal(all, role.outer_updates, [](const auto& a, const auto& b) {
+      return a.every == b.every && a.offset == b.offset;
+    });
   };
   const auto times = [](const RoleProgram& role) {
     std::string text;
@@ -491,6 +496,14 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_devi
     PIPER_TRY(verify_section(
         set, one_device, "outer update", [&](const PlanSet& of) { return outer_of(of, u); },
         {.is_apart = true}, report));
+  for (size_t u = 0; u < outer_updates(set); ++u)
+    if (std::ranges::any_of(set.roles, [&](const RoleProgram& role) {
+          return runs_beside(role, role.outer_updates[u]);
+        }))
+      PIPER_TRY(verify_section(
+          set, nullptr, "a step beside an outer update",
+          [&](const PlanSet& of) { return steps_beside(of, u); },
+          {.is_apart = true, .is_joined = true}, report));
   return report;
 }
 

@@ -77,7 +77,7 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
   }
   if (!sets_.contains(result.finished, gradient) || (other && !own))
     findings_.add("sum", "{} updates parameter '{}' without its finished {}", name(place), shown,
-                  model_.is_gradient[model_.gradient_of[before.param]] ? "gradient" : "statistic");
+                  model_.is_gradient[model_.gradient_of[before.param]] ? "gradient" : "sum");
   const auto elements = [&](int32_t a) {
     return num_elements(role(place).tensor(one.args[a]).type.shape);
   };

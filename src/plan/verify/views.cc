@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "piper/base/memory.h"
+#include "piper/plan/outer_updates.h"
 
 namespace piper {
 namespace {
@@ -98,14 +99,16 @@ class Compactor {
   std::vector<bool> buffers_, programs_, sums_, inputs_;
 };
 
-enum class View { kSteps, kEvaluation, kOuter };
+enum class View { kSteps, kEvaluation, kOuter, kBeside };
 
 PlanSet view_of(const PlanSet& set, View wanted, size_t update = 0) {
   PlanSet view;
   view.manifest = set.manifest;
   view.role_of_rank = set.role_of_rank;
   for (RoleProgram role : set.roles) {
-    if (wanted != View::kSteps) {
+    if (wanted == View::kBeside) {
+      role.body = instructions_beside(role, role.outer_updates[update]);
+    } else if (wanted != View::kSteps) {
       const bool evaluates = wanted == View::kEvaluation;
       role.body = std::move(evaluates ? role.evaluation : role.outer_updates[update].instructions);
       role.reports = evaluates ? std::move(role.evaluation_reports) : std::vector<Report>();
@@ -133,6 +136,9 @@ size_t outer_updates(const PlanSet& set) {
 PlanSet steps_of(const PlanSet& set) { return view_of(set, View::kSteps); }
 PlanSet evaluation_of(const PlanSet& set) { return view_of(set, View::kEvaluation); }
 PlanSet outer_of(const PlanSet& set, size_t update) { return view_of(set, View::kOuter, update); }
+PlanSet steps_beside(const PlanSet& set, size_t update) {
+  return view_of(set, View::kBeside, update);
+}
 
 Status check_shared(const PlanSet& set) {
   for (const RoleProgram& role : set.roles) PIPER_TRY(check_role(role));

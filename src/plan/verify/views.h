@@ -15,6 +15,8 @@ size_t outer_updates(const PlanSet& set);
 PlanSet steps_of(const PlanSet& set);
 PlanSet evaluation_of(const PlanSet& set);
 PlanSet outer_of(const PlanSet& set, size_t update);
+// Returns the plan of the steps that have the outer update beside them.
+PlanSet steps_beside(const PlanSet& set, size_t update);
 // Checks what they are made of: see check_role.
 Status check_shared(const PlanSet& set);
 

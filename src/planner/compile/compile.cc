@@ -11,6 +11,7 @@
 #include "piper/base/parallel.h"
 #include "piper/frontend/autodiff.h"
 #include "piper/frontend/patterns.h"
+#include "piper/plan/outer_updates.h"
 #include "piper/plan/verify.h"
 #include "piper/planner/cost.h"
 #include "piper/planner/sharding.h"
@@ -122,7 +123,8 @@ void note_kept(const Graph& graph, Making& of_step) {
     if (graph.value(param.value).unpadded.empty()) {  // else the strategy says where it is cut
       of_step.lie[param.name] = graph.value(param.value).over;
       if (const auto site = site_of(param.name); site && !of_step.outer.empty())
-        of_step.lie[site->second] = graph.value(param.value).over;  // the outer one lies likewise
+        for (const std::string& likewise : {site->second, taken_of(param.name)})
+          of_step.lie[likewise] = graph.value(param.value).over;
     }
 }
 
@@ -423,7 +425,8 @@ std::string print_roles(const Lowered& lowered) {
   return text;
 }
 
-// Returns by parameter the run that a step keeps of it; an outer parameter's is that of a site's.
+// Returns by parameter the run that a step keeps of it; an outer parameter's, and that of what a
+// site has taken, is that of a site's.
 std::map<std::string, Part> runs_of(const Dag& step) {
   std::map<ValueId, const Part*> kept;
   for (const Part& part : step.parts)
@@ -434,15 +437,18 @@ std::map<std::string, Part> runs_of(const Dag& step) {
     const auto part = kept.find(param.value);
     if (part == kept.end()) continue;
     runs.emplace(param.name, *part->second);
-    if (const auto site = site_of(param.name)) runs.emplace(site->second, *part->second);
+    if (const auto site = site_of(param.name))
+      for (const std::string& likewise : {site->second, taken_of(param.name)})
+        runs.emplace(likewise, *part->second);
   }
   return runs;
 }
 
 // A section beside the step, on the places of the step, with an order of its own: the forward pass
-// alone, or an outer update of `step`. What there is to explain was explained of the step.
+// alone, or an outer update of `step`, perhaps `beside` its body on a stream of its own. What there
+// is to explain was explained of the step.
 Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& of_step,
-                              const Dag* step, Summing& summing) {
+                              const Dag* step, Summing& summing, bool beside = false) {
   const bool is_outer = step != nullptr;
   Compiled unsaid;
   Making making{.target = of_step.target,
@@ -468,6 +474,10 @@ Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& 
   // In whatever order: a receive is there when its send is issued.
   for (Task& task : dag.tasks)
     if (task.kind == InstructionKind::kRecv) task.distance = kEarliest;
+  if (beside) {
+    for (Task& task : dag.tasks) task.stream = static_cast<int32_t>(dag.streams.size());
+    dag.streams.push_back({std::string(kBesideStream)});
+  }
   PIPER_ASSIGN(const Scheduled scheduled, schedule_tasks(std::move(dag), making));
   of_step.steps.quiet = was_quiet;
   return located(lower(scheduled.dag, scheduled.schedule), of_step.strategy);
@@ -475,15 +485,16 @@ Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& 
 
 // Checks that the outer update is on the devices that read the parameters. In 16 bits an op of one
 // stage may have become part of a product in another.
-Status check_outer(const LocalSteps& local, const std::vector<RoleProgram>& roles,
+Status check_outer(const SourceSpan& at, const std::vector<RoleProgram>& roles,
                    const std::vector<RoleProgram>& outer) {
   for (size_t r = 0; r < roles.size() && r < outer.size(); ++r)
     for (const Tensor& tensor : outer[r].tensors) {
       if (!site_of(tensor.param)) continue;
-      if (std::ranges::find(roles[r].tensors, tensor.param, &Tensor::param) !=
-          roles[r].tensors.end())
-        continue;
-      return fail(local.at,
+      const auto has = [&](const RoleProgram& role) {
+        return std::ranges::count(role.tensors, tensor.param, &Tensor::param) > 0;
+      };
+      if (has(roles[r]) || std::ranges::none_of(roles, has)) continue;  // it is of outer updates
+      return fail(at,
                   "not supported: local steps where 'precision' moves the op that reads '{}' to "
                   "another stage",
                   quote_control(site_of(tensor.param)->second))
@@ -503,12 +514,12 @@ Status add_local_steps(const Dag& step, const Cut& cut, const Making& making, Lo
   whole.microbatches = whole.replicas = 1;
   whole.rounds.clear(), whole.rounds_of.clear(), whole.lines_of.clear();
   for (DagAxis& axis : whole.mesh) axis.replicated = false;
-  for (size_t e = 0; e < making.outer.size(); ++e) {
-    const LocalSteps& local = making.strategy.local_steps[e];
+  for (size_t u = 0; u < making.outer.size(); ++u) {
+    const auto& [graph, update, beside, at] = making.outer[u];
     PIPER_ASSIGN(Lowered outer,
-                 lower_section(making.outer[e], whole, making, &step, making.of_outer[e]));
-    PIPER_TRY(check_outer(local, made.roles, outer.roles));
-    PIPER_TRY(add_outer(made, std::move(outer), local.every, local.offset));
+                 lower_section(graph, whole, making, &step, making.of_outer[u], beside));
+    PIPER_TRY(check_outer(at, made.roles, outer.roles));
+    PIPER_TRY(add_outer(made, std::move(outer), update.every, update.offset));
   }
   return ok_status();
 }
@@ -737,7 +748,7 @@ class Compilation {
   std::optional<JobCosts> costs_;
   std::map<std::string, TrainedPart> trained_parts_;
   std::optional<Graph> evaluation_;
-  std::vector<Graph> outer_;  // by entry of local_steps
+  std::vector<OuterGraph> outer_;
   Summing summing_, of_evaluation_;
   std::vector<Summing> of_outer_;  // as `outer_`
   std::map<std::string, std::vector<AxisLayout>> lie_;

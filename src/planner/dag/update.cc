@@ -374,13 +374,9 @@ UpdateIndex::UpdateIndex(const Dag& dag)
       params.push_back({copy});
       continue;
     }
-    if (update.beside.valid()) {
-      params.push_back({update.beside});
-      continue;
-    }
     const UpdateReads reads = reads_of(dag.graph, update.next, param_of);
-    params.push_back(reads.params);
-    for (ValueId param : reads.params)
+    params.push_back(update.beside.valid() ? std::vector<ValueId>{update.beside} : reads.params);
+    for (ValueId param : params.back())
       if (held[param.index()].empty()) held[param.index()] = cells_of(dag, reads.sums);
   }
 }

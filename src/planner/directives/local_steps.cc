@@ -135,6 +135,19 @@ Result<std::vector<std::set<std::string>>> names_joined(const Graph& forward,
   return joined;
 }
 
+std::string explain_delay(const LocalSteps& local, const Graph& taken) {
+  int64_t bytes = 0;
+  for (const StateUpdate& update : taken.updates)
+    if (const auto site = site_of(taken.value(update.state).name); site && site->first == 0)
+      bytes += taken.value(update.state).type.bytes();
+  if (local.delay == 0)
+    return fmt::format("what sites had takes {} more on each", human_bytes(bytes));
+  return fmt::format(
+      "an update runs beside the step after the one at which it is due, and sites get it {} step{} "
+      "after that one; what they had then takes {} more on each",
+      local.delay, local.delay == 1 ? "" : "s", human_bytes(bytes));
+}
+
 }  // namespace
 
 int64_t sites_of(const Strategy& strategy) {
@@ -183,10 +196,10 @@ Result<Sites> make_sites(Graph forward, const Strategy& strategy,
   Sites made{copy_for_sites(forward, sites, entries[0].over), {}};
   for (size_t e = 0; e < entries.size(); ++e) {
     const LocalSteps& local = entries[e];
-    TrainSpec train = local.outer;
-    train.ema = strategy.train.ema;  // of the model, which the outer parameters are
-    const std::string step = e == 0 ? "outer.step" : fmt::format("outer.step.{}", e);
-    Result<Graph> outer = outer_step(made.forward, sites, train, joined[e], step, region_tags);
+    OuterSpec spec{local.outer, joined[e], e == 0 ? "outer.step" : fmt::format("outer.step.{}", e),
+                   local.delay > 0 || local.mix > 0, local.mix};
+    spec.optimizer.ema = strategy.train.ema;  // of the model, which the outer parameters are
+    Result<Graph> outer = outer_step(made.forward, sites, spec, region_tags);
     if (!outer) {
       if (outer.error().at.file.empty()) outer.error().at = local.at;
       return std::move(outer).error();
@@ -195,18 +208,35 @@ Result<Sites> make_sites(Graph forward, const Strategy& strategy,
     for (const StateUpdate& update : outer->updates)
       if (!site_of(outer->value(update.state).name))
         bytes += outer->value(update.state).type.bytes();
-    out.push_back(
-        {local.at,
-         "local_steps",
-         {fmt::format("{} sites take {} step{} of {} samples each between two outer updates{}; "
-                      "outer parameters and states take {} more on each site",
-                      sites, local.every, local.every == 1 ? "" : "s", forward.batch,
-                      entries.size() == 1
-                          ? ""
-                          : fmt::format(" of {} parameters, {} after each multiple of {}",
-                                        joined[e].size(), local.offset, local.every),
-                      human_bytes(bytes))}});
-    made.outer.push_back(*std::move(outer));
+    Explanation report{
+        local.at,
+        "local_steps",
+        {fmt::format("{} sites take {} step{} of {} samples each between two outer updates{}; "
+                     "outer parameters and states take {} more on each site",
+                     sites, local.every, local.every == 1 ? "" : "s", forward.batch,
+                     entries.size() == 1
+                         ? ""
+                         : fmt::format(" of {} parameters, {} after each multiple of {}",
+                                       joined[e].size(), local.offset, local.every),
+                     human_bytes(bytes))}};
+    OuterUpdate update{.every = local.every, .offset = local.offset};
+    const int64_t first = local.offset == 0 ? local.every : local.offset;
+    if (spec.is_delayed) {
+      Graph taken = taking_step(made.forward, sites, spec, region_tags);
+      report.lines.push_back(explain_delay(local, taken));
+      made.outer.push_back({std::move(taken), update, false, local.at});
+      update.offset = first + std::min<int64_t>(local.delay, 1);
+    }
+    if (local.mix > 0)
+      report.lines.push_back(
+          fmt::format("sites go on with {} of their own parameters and {} of the outer ones",
+                      local.mix, 1 - local.mix));
+    out.push_back(std::move(report));
+    made.outer.push_back({*std::move(outer), update, local.delay > 0, local.at});
+    if (!spec.is_delayed) continue;
+    update.offset = first + local.delay;
+    made.outer.push_back(
+        {joining_step(made.forward, sites, spec, region_tags), update, false, local.at});
   }
   return made;
 }

@@ -7,6 +7,7 @@
 
 #include "at.h"
 #include "piper/base/memory.h"
+#include "piper/plan/outer_updates.h"
 #include "piper/planner/lower.h"
 
 namespace piper {
@@ -149,9 +150,22 @@ class Joiner {
     return ok_status();
   }
 
-  // What the evaluation makes lies as in its own plan, after all that is kept.
+  // Returns where what the steps make ends.
+  int64_t end_of_steps() const {
+    int64_t end = 0;
+    for (const auto* section : {&role_.prologue, &role_.body, &role_.epilogue})
+      for (const Instruction& one : *section)
+        for (const int32_t arg : one.args)
+          if (const Buffer& buffer = role_.buffers[at(arg)]; !role_.tensor(buffer).host)
+            end = std::max(end, align_up(buffer.offset + role_.tensor(buffer).type.bytes()));
+    return end;
+  }
+
+  // What the evaluation makes lies as in its own plan, after all that is kept; and after what the
+  // body makes, if it runs beside it.
   void add_others() {
-    const int64_t up = first_ - kept_bytes(from_);
+    const bool beside = runs_beside(from_, {.instructions = from_.body});
+    const int64_t up = (beside ? std::max(first_, end_of_steps()) : first_) - kept_bytes(from_);
     std::map<int32_t, int32_t> tensors;
     for (size_t b = 0; b < from_.buffers.size(); ++b) {
       const Buffer& buffer = from_.buffers[b];

@@ -7,6 +7,7 @@
 
 #include "helper.h"
 #include "piper/base/float16.h"
+#include "piper/plan/outer_updates.h"
 #include "piper/plan/trained_parts.h"
 #include "reader.h"
 #include "replay.h"
@@ -211,11 +212,28 @@ double read_report(State& state, const Report& report, size_t i, size_t parity) 
 Status update_outer(State& state, int64_t step) {
   for (size_t u = 0; u < state.outer_updates.size(); ++u) {
     const OuterUpdate& update = state.role->outer_updates[u];
-    if ((step + 1) % update.every != update.offset) continue;
+    if (!state.bodies_beside[u].ops.empty() || !runs_at(update, step + 1)) continue;
     PIPER_TRY(start_section(state, state.outer_updates[u], step, false));
     skip_section(state);
   }
   return ok_status();
+}
+
+// Returns what the step runs: the body, perhaps with an outer update beside it. Further ones run
+// before.
+Result<const BoundSection*> body_of(State& state, int64_t step) {
+  const BoundSection* body = &state.body;
+  for (size_t u = 0; u < state.outer_updates.size(); ++u) {
+    const OuterUpdate& update = state.role->outer_updates[u];
+    if (state.bodies_beside[u].ops.empty() || !runs_at(update, step + 1)) continue;
+    if (body == &state.body) {
+      body = &state.bodies_beside[u];
+      continue;
+    }
+    PIPER_TRY(start_section(state, state.outer_updates[u], step, false));
+    skip_section(state);
+  }
+  return body;
 }
 
 }  // namespace
@@ -249,7 +267,8 @@ Status Executor::start_step(int64_t step, int64_t end) {
   const NvtxScope range =
       state.tool ? NvtxScope(*state.tool, Nvtx::numbered(state.step_range, step + 1)) : NvtxScope();
   const bool overlap = state.role->steps_ahead > 0;
-  const BoundSection& section = overlap ? state.section_for(step, step, end) : state.body;
+  PIPER_ASSIGN(const BoundSection* const body, body_of(state, step));
+  const BoundSection& section = overlap ? state.section_for(step, step, end) : *body;
   PIPER_TRY(start_section(state, section, step, true));
   return state.backend.is_asynchronous() ? update_outer(state, step) : ok_status();
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "piper/plan/outer_updates.h"
 #include "replay.h"
 
 namespace piper {
@@ -536,6 +537,12 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
     state->taken.push_back(instructions_of(role, state->windows[w]));
     instructions += state->taken.back().size();
   }
+  const size_t windows = state->taken.size();
+  for (const OuterUpdate& update : role.outer_updates) {
+    state->taken.push_back(runs_beside(role, update) ? instructions_beside(role, update)
+                                                     : std::vector<Instruction>());
+    instructions += state->taken.back().size();
+  }
   state->labels.reserve(instructions);
   state->pieces.reserve(instructions);
   state->shards.reserve(instructions);
@@ -548,8 +555,10 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   for (const OuterUpdate& update : role.outer_updates)
     PIPER_TRY(bind_section(*state, "outer update", update.instructions, bound,
                            state->outer_updates.emplace_back()));
-  for (const std::vector<Instruction>& taken : state->taken)
-    PIPER_TRY(bind_section(*state, "window", taken, bound, state->others.emplace_back()));
+  for (size_t t = 0; t < state->taken.size(); ++t)
+    PIPER_TRY(bind_section(*state, t < windows ? "window" : "beside an outer update",
+                           state->taken[t], bound,
+                           (t < windows ? state->others : state->bodies_beside).emplace_back()));
   PIPER_TRY(prepare_collectives(*state));
   PIPER_TRY(stage_inputs(*state));
   if (backend.keeps_times() && (source.trace_steps > 0 || source.time_every > 0))

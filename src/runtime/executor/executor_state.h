@@ -121,8 +121,10 @@ struct Executor::State {
   int64_t staged = 0;                  // bytes beside it
   std::vector<std::byte*> workspaces;  // by stream
   BoundSection prologue, body, epilogue, evaluation;
-  std::deque<BoundSection> outer_updates;
-  // By number in windows_of(): the window's instructions, but for those that the role has.
+  // By outer update: it alone, and with the body that it runs beside.
+  std::deque<BoundSection> outer_updates, bodies_beside;
+  // By number in windows_of(): the window's instructions, but for those that the role has. Those of
+  // bodies with outer updates beside them follow.
   std::vector<Window> windows;
   std::vector<std::vector<Instruction>> taken;
   std::deque<BoundSection> others;
@@ -167,7 +169,7 @@ struct Executor::State {
   const TensorType& type(int32_t buffer) const { return role->tensor(buffer).type; }
   std::vector<BoundSection*> all_sections() {
     std::vector<BoundSection*> all{&prologue, &body, &epilogue, &evaluation};
-    for (std::deque<BoundSection>* more : {&outer_updates, &others})
+    for (std::deque<BoundSection>* more : {&outer_updates, &bodies_beside, &others})
       for (BoundSection& each : *more) all.push_back(&each);
     return all;
   }
