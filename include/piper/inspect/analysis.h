@@ -61,7 +61,7 @@ struct StepReport {
   std::vector<double> outer;    // each outer update, by itself
   std::vector<double> exposed;  // of these, what lengthens a run: less where it is beside a step
   double average = 0;           // a step with its share of the outer updates
-  double evaluation = 0;      // the forward pass alone, of one batch; 0: the plans cannot evaluate
+  double evaluation = 0;  // the forward pass alone, of one batch; 0: the plans cannot evaluate
   std::vector<RowTimes> rows;
   std::vector<MovedKind> moved;     // most exposed first
   std::vector<PathKind> path;       // of a steady step, longest first

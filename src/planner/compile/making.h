@@ -35,8 +35,8 @@ struct Making {
   std::map<std::string, std::vector<AxisLayout>>& lie;
   // How the strategy's plan sends parameters and gradients in blocks; reference plans round so.
   InBlocksOf& in_blocks;
-  std::span<const OuterGraph> outer = {};  // the steps between local steps
-  std::span<Summing> of_outer = {};        // of each, as `summing`
+  std::span<const OuterGraph> outer = {};                       // the steps between local steps
+  std::span<Summing> of_outer = {};                             // of each, as `summing`
   const std::map<std::string, TrainedPart>* trained = nullptr;  // by parameter
   TwinFold fold = {};                 // of the mesh, where the places of a stage are replicas
   std::set<std::string> copies = {};  // in 16 bits, that the step keeps of parameters
