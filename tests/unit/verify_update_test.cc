@@ -170,7 +170,9 @@ TEST(VerifyUpdate, AnOptimizerTakesWhatIsItsParameters) {
     EXPECT_EQ(std::count(all.begin(), all.end(), wanted), 1) << text << ", not " << all[0];
   };
   const std::string op = "op Sgd in=[4,5,-1,3,6,2] out=[4]";
-  expect({{op, "op Sgd in=[4,4,-1,3,6,2] out=[4]"}},
+  const std::string scalar = "  value 6 f64[]\n";
+  expect({{scalar, scalar + "  value 7 f32[1,2]\n"},
+          {op, "op Neg in=[4] out=[7]\n  op Sgd in=[4,7,-1,3,6,2] out=[4]"}},
          "updates 'w0' with something else than its gradient");
   expect({{op, "op Sgd in=[5,5,-1,3,6,2] out=[4]"}}, "updates 'w0' from something else");
   expect({{op, op + "\n  " + op}}, "writes 'w0' twice");
