@@ -131,6 +131,33 @@ TEST(RowsWithoutKeys, TrainInNarrowTypesToo) {
     }
 }
 
+// Beside smaller numbers something is left of the scores, and has to be left of their sum.
+TEST(RowsWithoutKeys, TrainBesideSmallerNumbers) {
+  for (const Mask mask : {Mask::kTerm, Mask::kScores, Mask::kReplaces})
+    for (const float lowest : {-1e4f, -1e5f, -1e6f, -1e7f}) {
+      const Folder folder;
+      CompileOptions options;
+      options.model = folder.write("model.onnx", Padded(lowest, mask).bytes());
+      const auto trained = [&](const std::string& more) {
+        options.strategy =
+            folder.write("strategy.yaml",
+                         "piper: 1\ntrain: {global_batch: 8, optimizer: {sgd: {lr: 0.1, "
+                         "momentum: 0.9}}}\n" +
+                             more);
+        const auto compiled = compile(options);
+        EXPECT_TRUE(compiled) << print_error(compiled.error());
+        return compiled ? train_on_numbers(compiled->set, more) : jobs::Trained{};
+      };
+      SCOPED_TRACE(fmt::format("{} {}", static_cast<int>(mask), lowest));
+      const jobs::Trained want = trained("directives: [precision: {compute: f64}]\n"),
+                          got = trained("");
+      ASSERT_EQ(want.losses.size(), 3U);
+      ASSERT_EQ(got.losses.size(), 3U);
+      for (size_t step = 0; step < 3; ++step)
+        EXPECT_NEAR(got.losses[step] / want.losses[step], 1, 5e-6) << step;
+    }
+}
+
 const std::string kBlocks =
                       "  - shard: {input: \"x\", dim: 1, over: cp}\n"
                       "  - shard: {match: \"**\", dim: none, over: cp}\n",
@@ -145,6 +172,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"ring4-f32", "{cp: 4}", kRing, false},
                       Case{"ring-of-one-token-a-rank", "{cp: 8}", kRing},
                       Case{"ring4-1e9", "{cp: 4}", kRing, false, -1e9f},
+                      Case{"ring4-1e6", "{cp: 4}", kRing, false, -1e6f},
+                      Case{"gather2-1e6", "{cp: 2}", kGather, true, -1e6f, Mask::kTrained},
                       Case{"heads2", "{cp: 2}", kByHeads}, Case{"gather2", "{cp: 2}", kGather},
                       Case{"replicas2", "{dp: 2}", kReplicas},
                       Case{"replicas2-f32", "{dp: 2}", kReplicas, false},

@@ -37,6 +37,12 @@ class Form {
   ValueId op(std::string_view name, std::vector<ValueId> inputs, Attrs attrs = {}) {
     return b.op1(name, std::move(inputs), std::move(attrs));
   }
+  ValueId constant_labels(const Shape& shape, int64_t value) {
+    const Tensor tensor{
+        {DType::kI64, shape},
+        std::vector<double>(static_cast<size_t>(num_elements(shape)), static_cast<double>(value))};
+    return b.constant(tensor.type, test::to_bytes(tensor));
+  }
   ValueId mean_of_last(ValueId x) {
     const auto last = static_cast<int64_t>(b.shape(x).size()) - 1;
     return b.div(b.reduce_sum(x, {last}, true), number(static_cast<double>(b.shape(x).back())));
@@ -167,6 +173,18 @@ const Case kCases[] = {
        return f.b.add(f.b.mul(f.input({8}), y), f.input({8}));
      },
      {{"LayerNorm", 1}}},
+    {"layer_norm_of_a_bias_that_repeats_it",
+     [](Form& f) {
+       const ValueId y = layer_norm(f, f.input({2, 2}), Root::kDiv);
+       return f.b.add(f.b.mul(y, f.input({2})), f.input({1, 2, 2}));
+     },
+     {{"LayerNorm", 1}}},
+    {"layer_norm_of_a_bias_that_adds_dims",
+     [](Form& f) {
+       const ValueId y = layer_norm(f, f.input({1, 2}), Root::kDiv);
+       return f.b.add(f.b.mul(y, f.input({2})), f.input({1, 1, 2}));
+     },
+     {{"LayerNorm", 1}}},
     {"rms_norm_div",
      [](Form& f) {
        return rms_norm(f, f.input({3, 8}), Root::kDiv);
@@ -239,6 +257,15 @@ const Case kCases[] = {
        const Heads h = heads(f);
        const ValueId seen = f.input({2, 1, 1, 5}, DType::kBool);
        return f.b.matmul(f.softmax(f.op("Where", {seen, scores(f, h), f.number(-1e9)})), h.v);
+     },
+     {{"Attention", 1}}},
+    {"attention_of_conditions_that_are_one",  // as they stand it would be 2⁴⁰
+     [](Form& f) {
+       const Heads h = heads(f);
+       ValueId seen = f.input({2, 1, 1, 5}, DType::kBool);
+       for (int i = 0; i < 40; ++i)
+         seen = f.op("And", {seen, i % 2 ? seen : f.op("Not", {f.op("Not", {seen})})});
+       return f.b.matmul(f.softmax(f.op("Where", {seen, scores(f, h), f.number(-INFINITY)})), h.v);
      },
      {{"Attention", 1}}},
     {"attention_guarded",
@@ -353,6 +380,31 @@ const Case kCases[] = {
        return all(f, f.op("Where", {keep, rows, f.number(0)}));
      },
      {}},
+    {"picked_of_labels_that_may_be_negative",  // which GatherElements counts from the end
+     [](Form& f) {
+       const Picked p = picked(f);
+       return all(f, pick(f, p, f.op("Sub", {p.labels, f.integer(1)})));
+     },
+     {}},
+    {"picked_of_computed_labels",
+     [](Form& f) {
+       const Picked p = picked(f);
+       const ValueId below = f.op("Max", {f.op("Sub", {p.labels, f.integer(1)}), f.integer(0)});
+       return all(f, pick(f, p, f.op("Min", {below, f.integer(6)})));
+     },
+     {{"CrossEntropySum", 1}}},
+    {"picked_of_shifted_labels",  // the last of each row is none
+     [](Form& f) {
+       const ValueId x = f.input({3, 4, 7}), labels = f.input({3, 4}, DType::kI64);
+       const ValueId next = f.op("Concat", {f.slice(labels, 1, 4), f.constant_labels({3, 1}, -100)},
+                                 {{"axis", int64_t{1}}});
+       const ValueId x_of = f.op("Gather", {f.input({7, 2}), labels}, {{"axis", int64_t{0}}});
+       const Picked p{x, next};
+       const ValueId keep = kept(f, p), safe = f.op("Where", {keep, next, f.integer(0)});
+       const ValueId sum = all(f, f.b.mul(pick(f, p, safe), as_float(f, keep)));
+       return f.b.add(sum, f.b.reduce_sum(x_of, {0, 1, 2}, false));
+     },
+     {{"CrossEntropySum", 1}}},
     {"picked_from_other_rows",  // log-probabilities over another dim
      [](Form& f) {
        const Picked p = picked(f);

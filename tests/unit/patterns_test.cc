@@ -54,6 +54,28 @@ TEST(Patterns, GeluWrittenOutBecomesOneOp) {
   EXPECT_EQ(found->counts, (std::vector<std::pair<std::string, int64_t>>{{"Gelu", 1}}));
 }
 
+// Means of f16 are summed in f32, and round once: what the importer writes is a norm none the less.
+TEST(Patterns, ANormOfSixteenBitsBecomesOneOp) {
+  Graph graph;
+  Value input;
+  input.name = "x";
+  input.type = {DType::kF16, {2, 8}};
+  input.kind = ValueKind::kInput;
+  const ValueId x = graph.add_value(input);
+  graph.inputs = {x};
+  Builder b(graph);
+  const auto mean = [&](ValueId of) {
+    const ValueId sum = b.reduce_sum(b.cast(of, DType::kF32), {1}, true);
+    return b.cast(b.mul(sum, b.scalar(0.125, DType::kF32)), DType::kF16);
+  };
+  const ValueId middle = b.sub(x, mean(x));
+  const ValueId shifted = b.add(mean(b.mul(middle, middle)), b.scalar(1e-3, DType::kF16));
+  graph.outputs = {b.div(middle, b.op1("Sqrt", {shifted}))};
+  const auto found = recognise(graph);
+  ASSERT_TRUE(found) << print_error(found.error());
+  EXPECT_EQ(found->counts, (std::vector<std::pair<std::string, int64_t>>{{"LayerNorm", 1}}));
+}
+
 TEST(Patterns, AnotherCoefficientIsNoGelu) {
   const auto found = recognise(written_out(0.05, false).graph);
   ASSERT_TRUE(found);

@@ -117,9 +117,10 @@ class ScoreReader {
   struct Lift;
   std::optional<Modes> lifted(ValueId value, const std::vector<Lift>& lifts,
                               const ViewDims& scores) const;
-  std::vector<MaskStep> sources_of(MaskStep step, std::vector<Lift> lifts) const;
-  std::vector<MaskStep> parts_of(const MaskStep& step, const Node& node,
-                                 std::vector<Lift> lifts) const;
+  std::vector<MaskStep> sources_of(const MaskStep& step) const;
+  std::vector<MaskStep> sources_below(MaskStep step, std::vector<Lift> lifts, int& opened) const;
+  std::vector<MaskStep> parts_of(const MaskStep& step, const Node& node, std::vector<Lift> lifts,
+                                 int& opened) const;
   std::optional<double> hides(const MaskStep& term, const Node& where) const;
   bool is_hidden_by(const MaskStep& step, const MaskStep& hidden) const;
   bool hides_alike(const MaskStep& step, const MaskStep& hidden) const;

@@ -9,6 +9,8 @@ namespace piper::patterns {
 namespace {
 
 constexpr size_t kMostLifts = 64;  // between a condition and the scores
+// Conditions that are seen as parts of others, of one mask; those further up stay whole.
+constexpr int kMostConditions = 256;
 
 // Returns the elements that a run goes over, in its order.
 std::vector<size_t> places_of(const Modes& run) {
@@ -62,13 +64,19 @@ std::optional<Modes> ScoreReader::lifted(ValueId value, const std::vector<Lift>&
 
 // Returns a step of the values with the fewest elements that its own is a view of: a term, or
 // conditions that are true together. None where the dims of a value cannot be told.
-std::vector<MaskStep> ScoreReader::sources_of(MaskStep step, std::vector<Lift> lifts) const {
+std::vector<MaskStep> ScoreReader::sources_of(const MaskStep& step) const {
+  int opened = 0;
+  return sources_below(step, {}, opened);
+}
+
+std::vector<MaskStep> ScoreReader::sources_below(MaskStep step, std::vector<Lift> lifts,
+                                                 int& opened) const {
   const auto first = lifted(step.value, lifts, step.scores);
   if (!first) return {};
   step.run = *first;
   MaskStep best = step;
   while (const Node* node = match_.producer(step.value)) {
-    if (auto parts = parts_of(step, *node, lifts); !parts.empty()) return parts;
+    if (auto parts = parts_of(step, *node, lifts, opened); !parts.empty()) return parts;
     const bool turns = step.kind == MaskStep::kKeep && node->op == "Not";
     if ((!turns && !is_view(graph_, *node)) || lifts.size() >= kMostLifts) break;
     if (!turns) lifts.push_back({node, {}});
@@ -86,26 +94,32 @@ std::vector<MaskStep> ScoreReader::sources_of(MaskStep step, std::vector<Lift> l
 // Returns the conditions of a term that is -∞ where one hides a key, or that one condition is made
 // of.
 std::vector<MaskStep> ScoreReader::parts_of(const MaskStep& step, const Node& node,
-                                            std::vector<Lift> lifts) const {
+                                            std::vector<Lift> lifts, int& opened) const {
   const bool keeps = step.kind == MaskStep::kKeep;
   std::vector<ValueId> conditions;
   MaskStep part = step;
   if (keeps && std::isinf(step.number) && node.op == (step.inverted ? "Or" : "And")) {
     conditions = node.inputs;
+    if (conditions[0] == conditions[1]) conditions.pop_back();
   } else if (const auto low = keeps ? std::nullopt : hides(step, node); low && std::isinf(*low)) {
     conditions = {node.inputs[0]};
     part.kind = MaskStep::kKeep;
     part.number = *low;
     part.inverted = number(node.inputs[1]) != 0.0;
   }
-  if (lifts.size() >= kMostLifts) return {};
+  if (conditions.empty() || lifts.size() >= kMostLifts || ++opened > kMostConditions) return {};
   lifts.push_back({nullptr, shape(step.value)});
   std::vector<MaskStep> parts;
   for (const ValueId condition : conditions) {
     part.value = condition;
-    std::vector<MaskStep> sources = sources_of(part, lifts);
+    const std::vector<MaskStep> sources = sources_below(part, lifts, opened);
     if (sources.empty()) return {};
-    parts.insert(parts.end(), sources.begin(), sources.end());
+    for (const MaskStep& source : sources)  // a condition hides once what it hides twice
+      if (std::none_of(parts.begin(), parts.end(), [&](const MaskStep& known) {
+            return known.value == source.value && known.inverted == source.inverted &&
+                   known.run == source.run;
+          }))
+        parts.push_back(source);
   }
   return parts;
 }
@@ -134,7 +148,7 @@ bool ScoreReader::is_hidden_by(const MaskStep& step, const MaskStep& hidden) con
     return false;
   }
   condition.number = hidden.number;
-  const auto a = sources_of(condition, {}), b = sources_of(hidden, {});
+  const auto a = sources_of(condition), b = sources_of(hidden);
   if (a.empty() || b.empty()) return false;
   return a[0].value == b[0].value ? a[0].inverted == b[0].inverted && a[0].run == b[0].run
                                   : hides_alike(step, hidden);
@@ -142,7 +156,7 @@ bool ScoreReader::is_hidden_by(const MaskStep& step, const MaskStep& hidden) con
 
 // Returns the same of two constants.
 bool ScoreReader::hides_alike(const MaskStep& step, const MaskStep& hidden) const {
-  const auto a = sources_of(step, {}), b = sources_of(hidden, {});
+  const auto a = sources_of(step), b = sources_of(hidden);
   if (a.size() != 1 || b.size() != 1) return false;
   const auto scores = match_.elements(a[0].value), weights = match_.elements(b[0].value);
   const int64_t all = extent_of(a[0].run);
@@ -243,7 +257,7 @@ bool ScoreReader::settle(const Scores& raw, const std::vector<MaskStep>& hidden,
     by->number = -std::numeric_limits<double>::infinity();
   }
   for (const MaskStep& step : steps) {
-    std::vector<MaskStep> sources = sources_of(step, {});
+    std::vector<MaskStep> sources = sources_of(step);
     if (sources.empty())
       return no("the dims of '{}' cannot be told", graph_.value(step.value).name);
     for (MaskStep& source : sources)

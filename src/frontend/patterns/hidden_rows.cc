@@ -4,6 +4,9 @@
 // beside it either, and kernels multiply scores by log₂e, which would make the lowest number
 // infinite. So the terms that hide keys are raised to one number, and the op is told it: the
 // gradient then counts the keys of such a query by the mask only.
+//
+// Beside smaller ones, as -10⁶, something is left of a score, but of log(sum) too little: the rows
+// of such terms are shifted until their largest is 0, which changes no softmax.
 #include <cmath>
 #include <limits>
 #include <map>
@@ -17,9 +20,11 @@ namespace {
 constexpr double kHidden = -0x1p100;  // nothing is left of a score beside it, in any float
 constexpr size_t kMask = 3;
 
+constexpr double kInexact = -0x1p10;  // from there on, log(sum) is not exact beside it
+
 // Returns the limit of terms that hide: at most this much leaves nothing of common scores in a
 // float of the type.
-double limit_of(DType dtype) { return dtype == DType::kF64 ? -0x1p56 : -0x1p27; }
+double limit_of(DType dtype) { return dtype == DType::kF64 ? -0x1p56 : -0x1p26; }
 
 class HiddenRows {
  public:
@@ -67,31 +72,38 @@ class HiddenRows {
   // Finds which of these may hold a term that hides, and which depend on parameters.
   void read_terms() {
     low_.resize(needed_.size());
+    inexact_.resize(needed_.size());
     trained_.resize(needed_.size());
     for (size_t v = 0; v < needed_.size(); ++v) {
       const Value& value = graph_.values[v];
       trained_[v] = value.kind == ValueKind::kState;
       if (!needed_[v]) continue;
-      low_[v] =
-          value.kind == ValueKind::kInput || has_low_element(ValueId(static_cast<int32_t>(v)));
+      const ValueId id(static_cast<int32_t>(v));
+      const bool is_input = value.kind == ValueKind::kInput;
+      const double limit = limit_of(value.type.dtype);
+      low_[v] = is_input || has_element(id, [&](double x) { return x <= limit; });
+      inexact_[v] =
+          is_input || has_element(id, [&](double x) { return x > limit && x <= kInexact; });
     }
     for (const Node& node : graph_.nodes) {
-      bool low = false, trained = false;
+      bool low = false, inexact = false, trained = false;
       for (const ValueId id : node.inputs) {
         if (!id.valid()) continue;
         low = low || low_[id.index()];
+        inexact = inexact || inexact_[id.index()];
         trained = trained || trained_[id.index()];
       }
       for (const ValueId id : node.outputs) {
         low_[id.index()] = low && needed_[id.index()];
+        inexact_[id.index()] = inexact && needed_[id.index()];
         trained_[id.index()] = trained;
       }
     }
   }
-  bool has_low_element(ValueId id) const {
+  template <class Is>
+  bool has_element(ValueId id, Is is) const {
     if (graph_.value(id).kind != ValueKind::kConstant) return false;
-    const double limit = limit_of(type(id).dtype);
-    const auto hides = [&](double x) { return x <= limit && !std::isinf(x); };
+    const auto hides = [&](double x) { return is(x) && !std::isinf(x); };
     if (const auto one = match_.number(id)) return hides(*one);
     const auto elements = match_.elements(id);
     return elements && std::any_of(elements->begin(), elements->end(), hides);
@@ -150,22 +162,54 @@ class HiddenRows {
     if (type(mask).dtype == DType::kBool) {
       const double score =
           node.attrs.real("masked_score", -std::numeric_limits<double>::infinity());
-      if (std::isinf(score) || score > limit_of(type(node.inputs[0]).dtype)) return;
+      if (std::isinf(score) || score > kVeryLow) return;  // it replaces scores: any is as good
       graph_.nodes[index].attrs.set("masked_score", kHidden);
     } else {
-      const ValueId terms = raised(mask, node);
+      const ValueId terms = raised(mask, node), made = shifted(terms, mask, node);
+      graph_.nodes[index].inputs[kMask] = made;
       if (terms == mask) return;
-      graph_.nodes[index].inputs[kMask] = terms;
     }
     graph_.nodes[index].attrs.set("hidden_score", kHidden);
   }
 
+  // Returns the terms with those rows shifted whose largest one is inexact. Where queries see keys
+  // up to their own only, terms that are the same for all of them stay: shifted they are not.
+  ValueId shifted(ValueId terms, ValueId mask, const Node& node) {
+    const bool causal = node.attrs.integer("causal") != 0;
+    const TensorType mask_type = type(mask);
+    if (!inexact_[mask.index()] || (causal && mask_type.shape[2] == 1)) return terms;
+    const Node* producer = match_.producer(mask);
+    place_at(producer ? *producer : node);
+    const int64_t offset = causal ? node.attrs.integer("offset") : 0;
+    const auto [known, is_new] = shifted_.try_emplace({mask, build_.scope, causal, offset});
+    if (!is_new) return known->second;
+    const auto number = [&](double x) { return build_.scalar(x, mask_type.dtype); };
+    ValueId seen = build_.op1("Detach", {terms});
+    if (causal) {
+      const ValueId is_seen = build_.op1("Trilu", {build_.expand(number(1), last_two(mask_type))},
+                                         {{"upper", int64_t{0}}, {"k", offset}});
+      seen = build_.op1("Where",
+                        {build_.op1("Greater", {is_seen, number(0)}), seen, number(-INFINITY)});
+    }
+    const ValueId top = build_.op1("ReduceMax", {seen},
+                                   {{"axes", std::vector<int64_t>{3}}, {"keepdims", int64_t{1}}});
+    const auto between = [&](double low, double high) {
+      return build_.op1("And", {build_.op1("Greater", {top, number(low)}),
+                                build_.op1("LessOrEqual", {top, number(high)})});
+    };
+    const ValueId by =
+        build_.op1("Where", {between(limit_of(mask_type.dtype), kInexact), top, number(0)});
+    return known->second = build_.sub(terms, by);
+  }
+  static Shape last_two(const TensorType& mask) { return {mask.shape[2], mask.shape[3]}; }
+
   Graph& graph_;
   const Matcher match_;
   Builder build_;
-  std::vector<bool> needed_, low_, trained_;  // by value
+  std::vector<bool> needed_, low_, inexact_, trained_;  // by value
   std::map<ValueId, ValueId> copies_;
   std::map<std::pair<ValueId, std::string>, ValueId> raised_;
+  std::map<std::tuple<ValueId, std::string, bool, int64_t>, ValueId> shifted_;
 };
 
 }  // namespace

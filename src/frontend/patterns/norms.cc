@@ -30,6 +30,7 @@ class NormFinder {
       for (const size_t side : {size_t{0}, size_t{1}}) {
         auto norm = scaled(node.inputs[side], false);
         if (!norm || !norm->centred || !norm->scale.valid()) continue;
+        if (shape(norm->x) != shape(node.outputs[0])) continue;  // a bias may enlarge the sum
         if (!is_param(node.inputs[1 - side], node.outputs[0], norm->axis)) continue;
         norm->bias = node.inputs[1 - side];
         return norm;
@@ -129,9 +130,17 @@ class NormFinder {
     return sub->inputs[0];
   }
 
-  // Returns a sum of the last dims, divided by how many it sums.
+  // Returns what a Cast takes from one type to the other, or the value itself.
+  ValueId before_cast(ValueId id, DType from, DType to) const {
+    const Node* cast = match_.producer(id);
+    const bool is_cast = cast && cast->op == "Cast" && graph_.value(id).type.dtype == to &&
+                         graph_.value(cast->inputs[0]).type.dtype == from;
+    return is_cast ? cast->inputs[0] : id;
+  }
+
+  // Returns a sum of the last dims, divided by how many it sums: of f16, in f32.
   std::optional<Mean> mean_of(ValueId id) const {
-    const Matcher::Product product = match_.product(id);
+    const Matcher::Product product = match_.product(before_cast(id, DType::kF32, DType::kF16));
     if (product.atoms.size() != 1) return std::nullopt;
     const Node* sum = match_.producer(product.atoms[0]);
     if (!sum || sum->op != "ReduceSum" || sum->attrs.integer("keepdims") == 0) return std::nullopt;
@@ -146,7 +155,9 @@ class NormFinder {
       count *= static_cast<double>(from[static_cast<size_t>(axes[i])]);
     }
     if (axes.empty() || std::abs(product.factor * count - 1) > 1e-6) return std::nullopt;
-    return Mean{sum->inputs[0], axis};
+    const bool is_half = graph_.value(id).type.dtype == DType::kF16;
+    return Mean{is_half ? before_cast(sum->inputs[0], DType::kF16, DType::kF32) : sum->inputs[0],
+                axis};
   }
 
   const Graph& graph_;

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "match.h"
+#include "piper/ir/index_range.h"
 #include "piper/ir/ops.h"
 
 namespace piper::patterns {
@@ -30,7 +31,8 @@ struct Mask {
 
 class PickedLoss {
  public:
-  PickedLoss(const Graph& graph, const Matcher& match) : graph_(graph), match_(match) {}
+  PickedLoss(const Graph& graph, const Matcher& match, const IndexRange& range)
+      : graph_(graph), match_(match), range_(range) {}
 
   // Returns whether the sum of `id` is `factor` × a cross-entropy of these logits and labels.
   bool find(ValueId id) {
@@ -57,7 +59,7 @@ class PickedLoss {
   }
   ValueId operand_of(const Node& node) {
     if (node.op == "Neg") factor = -factor;
-    if (node.op == "Neg" || node.op == "Reshape") return node.inputs[0];
+    if (node.op == "Neg" || node.op == "Reshape" || widens(node)) return node.inputs[0];
     if (node.op == "Mul")
       for (const size_t side : {size_t{0}, size_t{1}})
         if (is_factor(node.inputs[side], node.inputs[1 - side])) return node.inputs[1 - side];
@@ -72,6 +74,11 @@ class PickedLoss {
       return take_mask(node.inputs[0], rows, side == 2) ? rows : ValueId();
     }
     return {};
+  }
+  // A mean of f16 is summed in f32.
+  bool widens(const Node& node) const {
+    return node.op == "Cast" && graph_.value(node.inputs[0]).type.dtype == DType::kF16 &&
+           graph_.value(node.outputs[0]).type.dtype == DType::kF32;
   }
   const Shape& shape(ValueId id) const { return graph_.value(id).type.shape; }
 
@@ -114,7 +121,10 @@ class PickedLoss {
     if (mask_ && !replaces(labels)) return false;
     if (mask_) labels = mask_->labels;
     if (mask_) ignored = mask_->ignored;
-    return graph_.value(labels).type == TensorType{DType::kI64, lead};
+    // GatherElements counts negative labels from the end, a cross-entropy knows none.
+    const int64_t classes = graph_.value(logits).type.shape.back();
+    return graph_.value(labels).type == TensorType{DType::kI64, lead} &&
+           range_.is_within(labels, classes, ignored, true);
   }
 
   // Labels are kept wherever they count: themselves, or a number instead of the ignored or of
@@ -137,6 +147,7 @@ class PickedLoss {
 
   const Graph& graph_;
   const Matcher& match_;
+  const IndexRange& range_;
   std::optional<Mask> mask_;
 };
 
@@ -144,12 +155,13 @@ class PickedLoss {
 
 Count recognise_picked_cross_entropy(Graph& graph) {
   const Matcher match(graph);
+  const IndexRange range(graph);
   std::vector<std::pair<size_t, PickedLoss>> found;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const Node& node = graph.nodes[i];
     if (node.op != "ReduceSum" || num_elements(graph.value(node.outputs[0]).type.shape) != 1)
       continue;
-    PickedLoss loss(graph, match);
+    PickedLoss loss(graph, match, range);
     if (loss.find(node.inputs[0])) found.emplace_back(i, loss);
   }
   for (const auto& [i, loss] : found) {

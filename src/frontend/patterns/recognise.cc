@@ -37,7 +37,7 @@ constexpr Pattern kPatterns[] = {
       "against rows of NaN, or hidden keys' weights put to zero (a row without keys gives 0); "
       "repeated heads of k and v read once. A constant mask is read: where it hides exactly the "
       "keys behind each query's, the composite is causal and skips them. Constants of -10⁴ and "
-      "less hide a key there. A query all of whose keys a finite number of -2²⁷ or less (in f64 "
+      "less hide a key there. A query all of whose keys a finite number of -2²⁶ or less (in f64 "
       "-2⁵⁶) hides gives them equal weights, as the softmax does."},
      patterns::recognise_attention},
     {{"Gelu", "x · ½(1 + erf(x/√2)) and the tanh form, factors and terms in any order."},

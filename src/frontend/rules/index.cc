@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "piper/frontend/onnx.h"
+#include "piper/ir/index_range.h"
 #include "rule.h"
 
 namespace piper::onnx_import {
@@ -91,7 +92,8 @@ std::optional<ValueId> places_in_own_rows(const Graph& graph, ValueId index, int
   return {};
 }
 
-// Gathers x[arange, v], which the older exporter writes as rows of x.flatten(0, 1).
+// Gathers x[arange, v], which the older exporter writes as rows of x.flatten(0, 1). A v that is
+// outside of its sample's rows names one of another sample there, so it must be known to be inside.
 Result<std::optional<Val>> gather_own_row(RuleContext& c, const Val& data, const Val& index) {
   const std::optional<Val> none;
   if (data.kind != Val::Kind::kGraph || index.kind != Val::Kind::kGraph || data.is_broadcast() ||
@@ -105,11 +107,12 @@ Result<std::optional<Val>> gather_own_row(RuleContext& c, const Val& data, const
       !std::equal(whole.shape.begin() + 2, whole.shape.end(), data.shape.begin() + 1))
     return none;
   const auto places = places_in_own_rows(graph, index.id, whole.shape[0], whole.shape[1]);
-  if (!places) return none;
+  if (!places || !IndexRange(graph).is_within(*places, whole.shape[1], {}, true)) return none;
   Shape one = index.shape;
   one.push_back(1);
   PIPER_ASSIGN(const Val each, c.reshape(graph_val(graph, *places), one));
-  PIPER_ASSIGN(Val out, c.op("GatherND", {whole, each}, {{"batch_dims", int64_t{1}}}));
+  PIPER_ASSIGN(Val out, c.op("GatherND", {whole, each},
+                             {{"batch_dims", int64_t{1}}, {"from_front", int64_t{1}}}));
   return std::optional<Val>(std::move(out));
 }
 

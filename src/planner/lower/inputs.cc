@@ -33,6 +33,7 @@ DataInput describe_input(const Graph& graph, ValueId id,
       if (moves) open.push_back(node.outputs[0]);
       if (!def->indices || node.inputs[1] != at) continue;
       const OpDef::Indices indices = def->indices(use_of(graph, node));
+      if (indices.extent < 0) continue;  // they may count from the end
       const int64_t last = indices.extent - 1;
       input.high = input.high < 0 ? last : std::min(input.high, last);
       if (indices.ignored)

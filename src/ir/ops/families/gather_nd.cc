@@ -1,7 +1,8 @@
 // GatherND{batch_dims}(data, indices): indices[…, q] name q leading dims of data after the batch
-// dims. GatherNDGrad{batch_dims, sizes}(dy, indices) sums them back; sizes are those of the q dims.
-// ScatterND{reduction: none|add|mul|max|min}(data, indices, updates): data with slices put or
-// combined at those places, in the order of indices.
+// dims, and count from the end where they are negative. With `from_front` they are never negative:
+// a run checks those that are an input. GatherNDGrad{batch_dims, sizes}(dy, indices) sums them
+// back; sizes are those of the q dims. ScatterND{reduction: none|add|mul|max|min}(data, indices,
+// updates): data with slices put or combined at those places, in the order of indices.
 #include "rules.h"
 
 namespace piper {
@@ -36,6 +37,12 @@ TypesResult gather_nd_types(const OpTypes& use) {
   const Shape& data = use.inputs[0].shape;
   PIPER_TRY(check_indices(use, data, batch));
   return std::vector<TensorType>{{use.inputs[0].dtype, gathered(data, use.inputs[1].shape, batch)}};
+}
+
+// Bounds what a run checks: indices of one dim that count from the front.
+OpDef::Indices places_of_use(const OpTypes& use) {
+  if (use.attrs.integer("from_front") == 0 || use.inputs[1].shape.back() != 1) return {-1};
+  return {use.inputs[0].shape[static_cast<size_t>(use.attrs.integer("batch_dims"))]};
 }
 
 TypesResult gather_nd_grad_types(const OpTypes& use) {
@@ -196,7 +203,8 @@ std::vector<OpDef> gather_nd_ops() {
   scatter.samples = {{.inputs = {f64({3, 4}), i64({1, 1}), f64({1, 4})}, .attrs = by("none")},
                      {.inputs = {f64({3, 3, 4}), i64({5, 2}), f64({5, 4})}, .attrs = by("add")}};
   def.absent = grad.absent = scatter.absent = 0;  // no index is one behind the end
-  def.attributes = {{"batch_dims"}};
+  def.indices = places_of_use;
+  def.attributes = {{"batch_dims"}, {"from_front"}};
   grad.attributes = {{"batch_dims"}, {"sizes", kIntegers}};
   scatter.attributes = {{"reduction", kText}};
   return {def, grad, scatter};
