@@ -1,5 +1,4 @@
-// Names: well-formed, each defined once; an order in which each is; and the branch of an If put in
-// its place.
+// Names: well-formed, each defined once; and an order in which each is.
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -110,29 +109,6 @@ Result<std::vector<size_t>> node_order(const OnnxModel& model) {
     }
   }
   return order;
-}
-
-Result<std::vector<OnnxNode>> take_branch(OnnxModel& model, const OnnxNode& node, bool condition) {
-  const std::string_view wanted = condition ? "then_branch" : "else_branch";
-  const auto branch = std::find_if(node.branches.begin(), node.branches.end(),
-                                   [&](const OnnxSubgraph& one) { return one.attr == wanted; });
-  if (branch == node.branches.end()) return fail("{} has no {}", node.label(), wanted);
-  if (branch->outputs.size() != node.outputs.size()) {
-    return fail("{}: its {} has {} outputs, not {}", node.label(), wanted, branch->outputs.size(),
-                node.outputs.size());
-  }
-  std::vector<OnnxNode> nodes = branch->nodes;
-  for (size_t i = 0; i < node.outputs.size(); ++i) {
-    if (node.outputs[i].empty()) continue;
-    nodes.push_back({.name = node.name,
-                     .op = "Identity",
-                     .inputs = {branch->outputs[i]},
-                     .outputs = {node.outputs[i]},
-                     .metadata = node.metadata});
-  }
-  model.initializers.insert(model.initializers.end(), branch->initializers.begin(),
-                            branch->initializers.end());
-  return nodes;
 }
 
 }  // namespace piper::onnx_import

@@ -1,4 +1,5 @@
-// Loop and Scan whose turns are known: their bodies, once for each turn, in their place.
+// What is put in the place of nodes with bodies: the branch of an If that is decided, and the
+// bodies of a Loop or Scan whose turns are known, once for each turn.
 #include <map>
 
 #include "piper/frontend/onnx.h"
@@ -6,13 +7,13 @@
 namespace piper::onnx_import {
 namespace {
 
-using TurnNames = std::map<std::string, std::string>;
+using InnerNames = std::map<std::string, std::string>;
 
-// Copies a body's nodes under the names of one turn; what the body does not define is of the graph
-// around.
-class TurnCopy {
+// Copies a body's nodes under names of its own, those of one turn or one If; what the body does not
+// define is of the graph around.
+class BodyCopy {
  public:
-  TurnCopy(TurnNames names, std::string prefix)
+  BodyCopy(InnerNames names, std::string prefix)
       : names_(std::move(names)), prefix_(std::move(prefix)) {}
 
   std::string name_of(const std::string& inner) const {
@@ -40,7 +41,7 @@ class TurnCopy {
     if (name.empty()) return name;
     return names_[name] = prefix_ + name;
   }
-  TurnNames names_;
+  InnerNames names_;
   const std::string prefix_;
 };
 
@@ -132,7 +133,7 @@ class Unrolling {
 
   void take_turn(int64_t t, int64_t turns) {
     const std::string prefix = fmt::format("{}/turn {}/", node_.outputs[0], t);
-    TurnNames names;
+    InnerNames names;
     const size_t fixed = is_scan_ ? 0 : 2;
     if (!is_scan_) {
       names[body_->inputs[0]] = number(prefix + "number", t, DType::kI64);
@@ -148,7 +149,7 @@ class Unrolling {
           {{"axis", loop_item(node_, "scan_input_axes", i)}});
       names[body_->inputs[carried_ + i]] = slice;
     }
-    OnnxSubgraph turn = TurnCopy(std::move(names), prefix).body(*body_);
+    OnnxSubgraph turn = BodyCopy(std::move(names), prefix).body(*body_);
     std::move(turn.nodes.begin(), turn.nodes.end(), std::back_inserter(made_));
     std::move(turn.initializers.begin(), turn.initializers.end(),
               std::back_inserter(model_.initializers));
@@ -208,6 +209,29 @@ class Unrolling {
 Result<std::vector<OnnxNode>> unroll(OnnxModel& model, const OnnxNode& node, int64_t turns,
                                      int64_t& room) {
   return Unrolling(model, node).run(turns, room);
+}
+
+Result<std::vector<OnnxNode>> take_branch(OnnxModel& model, const OnnxNode& node, bool condition) {
+  const std::string_view wanted = condition ? "then_branch" : "else_branch";
+  const auto branch = std::find_if(node.branches.begin(), node.branches.end(),
+                                   [&](const OnnxSubgraph& one) { return one.attr == wanted; });
+  if (branch == node.branches.end()) return fail("{} has no {}", node.label(), wanted);
+  if (branch->outputs.size() != node.outputs.size()) {
+    return fail("{}: its {} has {} outputs, not {}", node.label(), wanted, branch->outputs.size(),
+                node.outputs.size());
+  }
+  OnnxSubgraph taken = BodyCopy({}, node.outputs[0] + "/").body(*branch);
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    if (node.outputs[i].empty()) continue;
+    taken.nodes.push_back({.name = node.name,
+                           .op = "Identity",
+                           .inputs = {taken.outputs[i]},
+                           .outputs = {node.outputs[i]},
+                           .metadata = node.metadata});
+  }
+  std::move(taken.initializers.begin(), taken.initializers.end(),
+            std::back_inserter(model.initializers));
+  return std::move(taken.nodes);
 }
 
 }  // namespace piper::onnx_import
