@@ -193,6 +193,19 @@ CASES = [
     *[case("SoftmaxCrossEntropyLoss", [np.where(np.arange(3) == 0, -np.inf, floats(4, 3)).astype(np.float32), ints(2, 0, 1, 1)], ignore_index=0, reduction=r)
       for r in ("none", "sum", "mean")],
     case("NegativeLogLikelihoodLoss", [np.where(np.arange(3) == 0, -np.inf, floats(4, 3)).astype(np.float32), ints(2, 0, 1, 1), floats(3, low=0.5)], ignore_index=0),
+    # Backwards from before the first element: that one (as the specification clamps it; numpy takes none).
+    *[as_new("Slice", [floats(3), Const(ints(s)), Const(ints(e)), Const(ints(0)), Const(ints(step))], dict(opset=18), dict(results=[floats(3)[list(at)]]))
+      for s, e, step, at in ((-4, -5, -1, (0,)), (-9, -2**63, -2, (0,)), (-4, 0, -1, ()), (-3, -9, -1, (0,)))],
+    case("Slice", [floats(0), Const(ints(-4)), Const(ints(-5)), Const(ints(0)), Const(ints(-1))]),
+    # A mask that does not reach all keys hides the rest.
+    *[case("Attention", [floats(1, 2, 3, 4), floats(1, 2, 5, 4, seed=3), floats(1, 2, 5, 4, seed=7), mask], opset=23)
+      for mask in (floats(3, 4, seed=2), floats(3, 1, seed=2), floats(3, 3, seed=2) > 0)],
+    # Infinity less itself is no number; integers; activations whose names are in small letters.
+    as_new("ReduceLogSumExp", [np.array([[np.inf, 1], [np.inf, np.inf]], np.float32), Const(ints(1))], dict(opset=18, keepdims=0),
+           dict(results=[np.array([np.inf, np.inf], np.float32)])),
+    case("Relu", [ints(-2, 0, 3).astype(np.int32)], opset=14),
+    as_new("RNN", [floats(2, 1, 3), floats(1, 2, 3, seed=3), floats(1, 2, 2, seed=7)], dict(opset=14, hidden_size=2, activations=["tanh"]),
+           dict(opset=14, hidden_size=2, activations=["Tanh"])),
     # Nothing of a scalar has a place. Sizes times scales in f32, as PyTorch and onnxruntime have them; rows of nothing likewise.
     case("NonZero", [Const(np.array(1, np.float32))]),
     as_new("Resize", [floats(1, 1, 10), None, Const(np.array([1, 1, 0.7], np.float32))], dict(opset=18, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"),

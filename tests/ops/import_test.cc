@@ -67,6 +67,9 @@ void add_attribute(onnx::NodeProto& node, const std::string& name, const Json& v
   } else if (value.is_number()) {
     attr->set_type(onnx::AttributeProto::FLOAT);
     attr->set_f(value.get<float>());
+  } else if (!value.empty() && value[0].is_string()) {
+    attr->set_type(onnx::AttributeProto::STRINGS);
+    for (const Json& v : value) attr->add_strings(v.get<std::string>());
   } else if (!value.empty() && value[0].is_number_float()) {
     attr->set_type(onnx::AttributeProto::FLOATS);
     for (const float v : value) attr->add_floats(v);
@@ -352,6 +355,177 @@ TEST(ImportIndices, OfAllRowsInOrderAreNone) {
   }
 }
 
+// The range of f16 ends at 65504: what is divided, or a root of, is summed beyond it.
+TEST(ImportNumbers, OfSixteenBitsAreSummedInMore) {
+  const auto result = [](const std::string& op, double scale, const Json& attrs) {
+    onnx::ModelProto model = empty_model();
+    onnx::GraphProto& graph = *model.mutable_graph();
+    add_initializer(graph, "scale",
+                    Json{{"type", "f32"}, {"shape", Json::array()}, {"data", {scale}}});
+    add_initializer(graph, "shape", Json{{"type", "i64"}, {"shape", {3}}, {"data", {1, 1, 3}}});
+    add_node(graph, "Mul", {"x", "scale"}, {"a"});
+    add_node(graph, "Abs", {"a"}, {"b"});
+    add_node(graph, "Reshape", {"b", "shape"}, {"c"});
+    add_attribute(add_node(graph, "Cast", {"c"}, {"half"}), "to",
+                  int64_t{onnx::TensorProto::FLOAT16});
+    onnx::NodeProto& node = add_node(graph, op, {"half"}, {"made"});
+    for (const auto& [name, value] : attrs.items()) add_attribute(node, name, value);
+    add_attribute(add_node(graph, "Cast", {"made"}, {"y"}), "to",
+                  int64_t{onnx::TensorProto::FLOAT});
+    return result_of(model)[0];
+  };
+  const double root = std::sqrt(14);  // of 1 + 4 + 9
+  const Json three{{"kernel_shape", {3}}}, none = Json::object();
+  EXPECT_NEAR(result("ReduceMean", 2e4, none), 4e4, 40);
+  EXPECT_NEAR(result("GlobalAveragePool", 2e4, none), 4e4, 40);
+  EXPECT_NEAR(result("AveragePool", 2e4, three), 4e4, 40);
+  EXPECT_NEAR(result("ReduceLogSum", 2e4, none), std::log(12e4), 0.01);
+  EXPECT_NEAR(result("ReduceL2", 1e4, none), 1e4 * root, 40);
+  EXPECT_NEAR(result("LpPool", 1e4, three), 1e4 * root, 40);
+  EXPECT_NEAR(result("GlobalLpPool", 1e4, none), 1e4 * root, 40);
+  EXPECT_NEAR(result("LpNormalization", 1e4, {{"axis", 2}}), 1 / root, 1e-3);
+}
+
+// Sums of integers of few bits wrap around, wherever they come from.
+TEST(ImportIntegers, OfFewBitsAreNotAdded) {
+  const auto error_after = [](auto make) {
+    onnx::ModelProto model = empty_model();
+    onnx::GraphProto& graph = *model.mutable_graph();
+    add_initializer(graph, "shape", Json{{"type", "i64"}, {"shape", {2}}, {"data", {3, 3}}});
+    add_initializer(graph, "scale",
+                    Json{{"type", "f32"}, {"shape", Json::array()}, {"data", {0.1}}});
+    add_initializer(graph, "zero", Json{{"type", "i64"}, {"shape", Json::array()}, {"data", {0}}});
+    make(graph);
+    add_node(graph, "Add", {"few", "few"}, {"sum"}).set_name("the sum");
+    add_attribute(add_node(graph, "Cast", {"sum"}, {"wide"}), "to",
+                  int64_t{onnx::TensorProto::FLOAT});
+    add_node(graph, "Add", {"wide", "x"}, {"y"});
+    std::string error;
+    result_of(model, &error);
+    return error;
+  };
+  const std::string refused =
+      "node 'the sum' (Add): is not supported of integers of 8 bits: cast them before";
+  constexpr int64_t kByte = onnx::TensorProto::UINT8;
+  const auto bytes = [](onnx::GraphProto& graph, const std::string& name) {
+    onnx::AttributeProto& attr =
+        *add_node(graph, "ConstantOfShape", {"shape"}, {name}).add_attribute();
+    attr.set_name("value");
+    attr.set_type(onnx::AttributeProto::TENSOR);
+    attr.mutable_t()->set_data_type(onnx::TensorProto::UINT8);
+    attr.mutable_t()->add_dims(1);
+    attr.mutable_t()->add_int32_data(200);
+  };
+  EXPECT_EQ(error_after([&](auto& graph) { bytes(graph, "few"); }), refused);
+  EXPECT_EQ(error_after([&](auto& graph) {
+              bytes(graph, "a");
+              add_node(graph, "SequenceConstruct", {"a", "a"}, {"list"});
+              add_attribute(add_node(graph, "ConcatFromSequence", {"list"}, {"few"}), "axis",
+                            int64_t{0});
+            }),
+            refused);
+  EXPECT_EQ(error_after([&](auto& graph) {
+              bytes(graph, "a");
+              add_node(graph, "SplitToSequence", {"a"}, {"list"});
+              add_node(graph, "SequenceAt", {"list", "zero"}, {"few"});
+            }),
+            refused);
+  EXPECT_EQ(error_after([&](auto& graph) {
+              add_node(graph, "QuantizeLinear", {"x", "scale"}, {"few"});
+            }),
+            refused);
+  EXPECT_EQ(error_after([&](auto& graph) {
+              add_node(graph, "Abs", {"x"}, {"size"});
+              add_node(graph, "Mul", {"size", "scale"}, {"p"});
+              add_attribute(add_node(graph, "Bernoulli", {"p"}, {"few"}), "dtype", kByte);
+            }),
+            refused);
+  EXPECT_EQ(error_after([&](auto& graph) {
+              add_node(graph, "ConstantOfShape", {"shape"}, {"square"});
+              add_attribute(add_node(graph, "EyeLike", {"square"}, {"few"}), "dtype", kByte);
+            }),
+            refused);
+}
+
+// Operands that would enlarge the result are no bias and no slope.
+TEST(ImportNodes, DoNotGrowByTheirSecondOperand) {
+  for (const std::string op : {"PRelu", "Gemm"}) {
+    onnx::ModelProto model = empty_model();
+    onnx::GraphProto& graph = *model.mutable_graph();
+    add_initializer(graph, "other",
+                    Json{{"type", "f32"}, {"shape", {2, 1, 3}}, {"data", {1, 2, 3, 4, 5, 6}}});
+    add_initializer(graph, "row", Json{{"type", "i64"}, {"shape", {2}}, {"data", {1, 3}}});
+    add_initializer(graph, "w",
+                    Json{{"type", "f32"}, {"shape", {3, 3}}, {"data", std::vector<int>(9, 1)}});
+    add_node(graph, "Reshape", {"x", "row"}, {"a"});
+    if (op == "Gemm")
+      add_node(graph, op, {"a", "w", "other"}, {"y"}).set_name("n");
+    else
+      add_node(graph, op, {"a", "other"}, {"y"}).set_name("n");
+    std::string error;
+    result_of(model, &error);
+    EXPECT_EQ(error, op == "Gemm" ? "node 'n' (Gemm): adds [2,1,3] to [1,3]"
+                                  : "node 'n' (PRelu): slopes [2,1,3] of [1,3]");
+  }
+}
+
+// A scale of more bits than what is normalised, and a type that is asked for, make the result's.
+TEST(ImportNodes, MakeTheTypesThatTheySay) {
+  onnx::ModelProto model = empty_model();
+  model.mutable_opset_import(0)->set_version(23);
+  onnx::GraphProto& graph = *model.mutable_graph();
+  add_initializer(graph, "scale", Json{{"type", "f32"}, {"shape", {3}}, {"data", {1, 1, 1}}});
+  add_initializer(graph, "one", Json{{"type", "f32"}, {"shape", Json::array()}, {"data", {1}}});
+  add_attribute(add_node(graph, "Cast", {"x"}, {"half"}), "to",
+                int64_t{onnx::TensorProto::FLOAT16});
+  add_node(graph, "RMSNormalization", {"half", "scale"}, {"y"});
+  add_node(graph, "QuantizeLinear", {"x", "one"}, {"few"});
+  add_attribute(add_node(graph, "DequantizeLinear", {"few", "one"}, {"z"}), "output_dtype",
+                int64_t{onnx::TensorProto::FLOAT16});
+  graph.add_output()->set_name("z");
+  const std::string path = temporary_path();
+  std::ofstream(path, std::ios::binary) << model.SerializeAsString();
+  const Result<Imported> imported = import_onnx(path, {});
+  std::filesystem::remove(path);
+  ASSERT_TRUE(imported) << print_error(imported.error());
+  const Graph& made = imported->graph;
+  EXPECT_EQ(made.value(made.outputs[0]).type.dtype, DType::kF32);
+  EXPECT_EQ(made.value(made.outputs[1]).type.dtype, DType::kF16);
+}
+
+// Rows of a value that two dims were made one in, by i · 2 + v: places of sample i's own rows,
+// where v is known to be in [0, 2), and those of others otherwise.
+TEST(ImportIndices, OfOwnRowsAreKnownToBeInside) {
+  for (const bool inside : {false, true}) {
+    onnx::ModelProto model = empty_model();
+    onnx::GraphProto& graph = *model.mutable_graph();
+    const auto integers = [&](const char* name, const Shape& shape, std::vector<int64_t> values) {
+      add_initializer(graph, name, Json{{"type", "i64"}, {"shape", shape}, {"data", values}});
+    };
+    integers("column", {2}, {3, 1});
+    integers("flat", {1}, {6});
+    integers("own", {3}, {0, 2, 4});
+    integers("two", {}, {2});
+    add_node(graph, "Reshape", {"x", "column"}, {"a"});
+    add_node(graph, "Neg", {"a"}, {"b"});
+    add_attribute(add_node(graph, "Concat", {"a", "b"}, {"rows"}), "axis", int64_t{1});
+    add_node(graph, "Reshape", {"rows", "flat"}, {"all"});  // 1 -1 -2 2 3 -3
+    add_node(graph, "Sign", {"x"}, {"sign"});
+    add_attribute(add_node(graph, "Cast", {"sign"}, {"places"}), "to",
+                  int64_t{onnx::TensorProto::INT64});
+    if (inside) add_node(graph, "Mod", {"places", "two"}, {"rest"});
+    add_node(graph, "Add", {"own", inside ? "rest" : "places"}, {"index"});
+    add_node(graph, "Gather", {"all", "index"}, {"y"});
+    EXPECT_EQ(result_of(model),
+              inside ? (std::vector<double>{-1, 2, -3}) : (std::vector<double>{-1, -1, -3}));
+    const std::string path = temporary_path();
+    std::ofstream(path, std::ios::binary) << model.SerializeAsString();
+    const Result<Imported> imported = import_onnx(path, {});
+    ASSERT_TRUE(imported) << print_error(imported.error());
+    EXPECT_EQ(imported->graph.nodes.back().op, inside ? "GatherND" : "Gather");
+  }
+}
+
 // y = If(size of x == n, then x + x, else Frobnicate(x)): the branch not taken need not be
 // supported.
 onnx::ModelProto branching(int64_t n) {
@@ -382,6 +556,29 @@ TEST(ImportBranches, OfAKnownConditionAreTaken) {
   std::string error;
   result_of(branching(4), &error);
   EXPECT_EQ(error, "the model uses 1 operator of opset 18 that is not supported");
+}
+
+// Each body names what it likes.
+TEST(ImportBranches, MayNameTheirValuesAlike) {
+  onnx::ModelProto model = empty_model();
+  onnx::GraphProto& graph = *model.mutable_graph();
+  add_initializer(graph, "one", Json{{"type", "i64"}, {"shape", Json::array()}, {"data", {1}}});
+  add_node(graph, "Equal", {"one", "one"}, {"is"});
+  for (const auto& [from, to, factor] : {std::tuple("x", "h", 2.0), {"h", "y", 3.0}}) {
+    onnx::NodeProto& node = add_node(graph, "If", {"is"}, {to});
+    for (const char* name : {"then_branch", "else_branch"}) {
+      onnx::AttributeProto& attr = *node.add_attribute();
+      attr.set_name(name);
+      attr.set_type(onnx::AttributeProto::GRAPH);
+      onnx::GraphProto& branch = *attr.mutable_g();
+      add_initializer(branch, "k",
+                      Json{{"type", "f32"}, {"shape", Json::array()}, {"data", {factor}}});
+      add_node(branch, "Mul", {from, "k"}, {"z"});
+      add_node(branch, "Neg", {"z"}, {"w"});
+      branch.add_output()->set_name("w");
+    }
+  }
+  EXPECT_EQ(result_of(model), (std::vector<double>{6, -12, 18}));
 }
 
 TEST(ImportBranches, OfAnUnknownConditionAreRefused) {

@@ -123,18 +123,29 @@ Result<Val> windowed(RuleContext& c, Val scores, int64_t past, const Val& lowest
   return c.pointwise("Where", {mask, scores, lowest});
 }
 
+// Returns the mask, if there is one, for all keys: those that it does not reach are hidden.
+Result<Val> whole_mask(RuleContext& c, int64_t keys) {
+  const Val& mask = c.in(3);
+  if (!mask.present() || mask.rank() == 0 || mask.shape.back() >= keys) return mask;
+  Shape rest = mask.shape;
+  rest.back() = keys - mask.shape.back();
+  const double unseen = mask.dtype == DType::kBool ? 0 : -std::numeric_limits<double>::infinity();
+  PIPER_ASSIGN(const Val hidden, c.expand(c.number(unseen, mask), rest));
+  return c.op("Concat", {mask, hidden}, {{"axis", static_cast<int64_t>(mask.rank()) - 1}});
+}
+
 // Masks scores. `hidden`: the score of a key that a mask of booleans hides.
-Result<Val> masked(RuleContext& c, Val scores, int64_t past, double hidden) {
+Result<Val> masked(RuleContext& c, const Val& mask, Val scores, int64_t past, double hidden) {
   const Val lowest = c.number(-std::numeric_limits<float>::infinity(), scores);
   if (c.integer("is_causal", 0) != 0) {
-    PIPER_ASSIGN(const Val mask, causal_mask(c, scores.shape[2], scores.shape[3], past));
-    PIPER_ASSIGN(scores, c.pointwise("Where", {mask, scores, lowest}));
+    PIPER_ASSIGN(const Val seen, causal_mask(c, scores.shape[2], scores.shape[3], past));
+    PIPER_ASSIGN(scores, c.pointwise("Where", {seen, scores, lowest}));
   }
   PIPER_ASSIGN(scores, windowed(c, scores, past, lowest));
-  if (!c.has(3)) return scores;
-  if (c.in(3).dtype == DType::kBool)
-    return c.pointwise("Where", {c.in(3), scores, c.number(hidden, scores)});
-  return c.pointwise("Add", {scores, c.in(3)});
+  if (!mask.present()) return scores;
+  if (mask.dtype == DType::kBool)
+    return c.pointwise("Where", {mask, scores, c.number(hidden, scores)});
+  return c.pointwise("Add", {scores, mask});
 }
 
 // Returns a finite number, so that a query without keys makes no NaN: its weights become zero after
@@ -142,12 +153,12 @@ Result<Val> masked(RuleContext& c, Val scores, int64_t past, double hidden) {
 double lowest_of(DType dtype) { return dtype == DType::kF16 ? -65504 : -3.3e38; }
 
 // Returns the weights: a row whose keys are all masked weighs none of them.
-Result<Val> weights_of(RuleContext& c, const Val& scores) {
+Result<Val> weights_of(RuleContext& c, const Val& mask, const Val& scores) {
   PIPER_ASSIGN(Val weights, c.op("Softmax", {scores}, {{"axis", int64_t{3}}}));
   PIPER_ASSIGN(weights, with_attention_dropout(c, weights));
-  if (!c.has(3)) return weights;
-  if (c.in(3).dtype == DType::kBool)
-    return c.pointwise("Where", {c.in(3), weights, c.number(0, weights)});
+  if (!mask.present()) return weights;
+  if (mask.dtype == DType::kBool)
+    return c.pointwise("Where", {mask, weights, c.number(0, weights)});
   PIPER_ASSIGN(const Val none, c.pointwise("IsNaN", {weights}));
   return c.pointwise("Where", {none, c.number(0, weights), weights});
 }
@@ -170,8 +181,9 @@ Result<Vals> attention(RuleContext& c) {
   const double scale = c.real("scale", 1 / std::sqrt(static_cast<double>(h.q.shape[3])));
   PIPER_ASSIGN(const Val raw, scaled_scores(c, h.q, h.k, scale));
   PIPER_ASSIGN(const Val bent, capped(c, raw, c.real("softcap", 0)));
-  PIPER_ASSIGN(const Val seen, masked(c, bent, h.past, lowest_of(bent.dtype)));
-  PIPER_ASSIGN(const Val weights, weights_of(c, seen));
+  PIPER_ASSIGN(const Val mask, whole_mask(c, bent.shape[3]));
+  PIPER_ASSIGN(const Val seen, masked(c, mask, bent, h.past, lowest_of(bent.dtype)));
+  PIPER_ASSIGN(const Val weights, weights_of(c, mask, seen));
   PIPER_ASSIGN(const Val wide, repeat_heads(c, h.v, h.q.shape[1]));
   PIPER_ASSIGN(Val y, c.matmul(weights, wide));
   if (h.flat) {
@@ -180,7 +192,7 @@ Result<Vals> attention(RuleContext& c) {
   Vals out{std::move(y), h.k, h.v};
   if (c.node.outputs.size() > 3) {
     const double infinity = std::numeric_limits<double>::infinity();
-    PIPER_ASSIGN(const Val hidden, masked(c, bent, h.past, -infinity));
+    PIPER_ASSIGN(const Val hidden, masked(c, mask, bent, h.past, -infinity));
     PIPER_ASSIGN(Val shown, shown_scores(c, {raw, bent, hidden, weights}));
     out.push_back(std::move(shown));
   }

@@ -9,8 +9,17 @@ namespace {
 Result<Val> mean_over(RuleContext& c, const Val& x, const std::vector<int64_t>& axes) {
   double count = 1;
   for (const int64_t a : axes) count *= static_cast<double>(x.shape[static_cast<size_t>(a)]);
-  PIPER_ASSIGN(const Val sum, c.reduce_sum(x, axes, true));
-  return c.pointwise("Mul", {sum, c.number(1 / count, sum)});
+  PIPER_ASSIGN(Val y, in_range_of_sums(c, x));
+  PIPER_ASSIGN(y, c.reduce_sum(y, axes, true));
+  PIPER_ASSIGN(y, c.pointwise("Mul", {y, c.number(1 / count, y)}));
+  return c.cast(y, x.dtype);
+}
+
+Result<Val> mean_of_squares(RuleContext& c, const Val& x, const std::vector<int64_t>& axes) {
+  PIPER_ASSIGN(Val y, in_range_of_sums(c, x));
+  PIPER_ASSIGN(y, c.pointwise("Mul", {y, y}));
+  PIPER_ASSIGN(y, mean_over(c, y, axes));
+  return c.cast(y, x.dtype);
 }
 
 Result<Val> over_root(RuleContext& c, const Val& x, const Val& variance, double epsilon) {
@@ -29,7 +38,8 @@ std::vector<int64_t> sample_axes(size_t rank) {
 // Computes momentum · old + (1 - momentum) · new.
 Result<Val> running(RuleContext& c, const Val& old, const Val& now) {
   const double momentum = c.real("momentum", 0.9);
-  PIPER_ASSIGN(const Val flat, c.reshape(now, old.shape));
+  PIPER_ASSIGN(Val flat, c.reshape(now, old.shape));
+  PIPER_ASSIGN(flat, c.cast(flat, old.dtype));
   PIPER_ASSIGN(const Val kept, c.pointwise("Mul", {old, c.number(momentum, old)}));
   PIPER_ASSIGN(const Val added, c.pointwise("Mul", {flat, c.number(1 - momentum, flat)}));
   return c.pointwise("Add", {kept, added});
@@ -40,9 +50,11 @@ Result<Val> running(RuleContext& c, const Val& old, const Val& now) {
 Status keep_running(RuleContext& c, const Val& mean, const Val& variance) {
   const double momentum = c.real("momentum", 0.9);
   const Val& x = c.in(0);
-  PIPER_ASSIGN(const Val now, c.reshape(mean, c.in(3).shape));
+  PIPER_ASSIGN(Val now, c.reshape(mean, c.in(3).shape));
+  PIPER_ASSIGN(now, c.cast(now, c.in(3).dtype));
   PIPER_TRY(c.emit.follow(c.in(3), now, momentum));
   PIPER_ASSIGN(Val spread, c.reshape(variance, c.in(4).shape));
+  PIPER_ASSIGN(spread, c.cast(spread, c.in(4).dtype));
   const auto count = static_cast<double>(num_elements(x.shape) / x.shape[1]);
   if (c.emit.sample_variance && count > 1) {
     PIPER_ASSIGN(spread, c.pointwise("Mul", {spread, c.number(count / (count - 1), spread)}));
@@ -54,7 +66,11 @@ Status keep_running(RuleContext& c, const Val& mean, const Val& variance) {
 // batch, which couple its samples.
 Result<Vals> batch_norm(RuleContext& c) {
   PIPER_TRY(c.need(5, 5));
-  const Val& x = c.in(0);
+  // It is computed in the widest of its types, which from opset 15 on may be three.
+  DType wide = c.in(0).dtype;
+  for (size_t i = 1; i < 5; ++i)
+    if (info(c.in(i).dtype).bytes > info(wide).bytes) wide = c.in(i).dtype;
+  PIPER_ASSIGN(const Val x, c.cast(c.in(0), wide));
   if (x.rank() < 2) return c.error("needs [batch, channels, …], got {}", to_string(x.shape));
   Shape channel(x.rank() - 1, 1);
   channel[0] = x.shape[1];
@@ -72,23 +88,27 @@ Result<Vals> batch_norm(RuleContext& c) {
         "is in training mode, which is read from opset 14 on: export at that or a later one");
   const bool training = c.integer("training_mode", 0) != 0;
   c.pass_over({"momentum", "is_test"});
-  PIPER_ASSIGN(Val mean, c.reshape(c.in(3), channel));
-  PIPER_ASSIGN(Val variance, c.reshape(c.in(4), channel));
+  const auto of_channels = [&](size_t i) -> Result<Val> {
+    PIPER_ASSIGN(const Val each, c.cast(c.in(i), wide));
+    return c.reshape(each, channel);
+  };
+  PIPER_ASSIGN(Val mean, of_channels(3));
+  PIPER_ASSIGN(Val variance, of_channels(4));
   if (training) {
     if (num_elements(x.shape) == 0) return c.error("of no samples");
     PIPER_ASSIGN(mean, mean_over(c, x, sample_axes(x.rank())));
   }
   PIPER_ASSIGN(Val y, c.pointwise("Sub", {x, mean}));
   if (training) {
-    PIPER_ASSIGN(variance, c.pointwise("Mul", {y, y}));
-    PIPER_ASSIGN(variance, mean_over(c, variance, sample_axes(x.rank())));
+    PIPER_ASSIGN(variance, mean_of_squares(c, y, sample_axes(x.rank())));
     PIPER_TRY(keep_running(c, mean, variance));
   }
   PIPER_ASSIGN(y, over_root(c, y, variance, c.real("epsilon", 1e-5)));
-  PIPER_ASSIGN(const Val scale, c.reshape(c.in(1), channel));
-  PIPER_ASSIGN(const Val bias, c.reshape(c.in(2), channel));
+  PIPER_ASSIGN(const Val scale, of_channels(1));
+  PIPER_ASSIGN(const Val bias, of_channels(2));
   PIPER_ASSIGN(y, c.pointwise("Mul", {y, scale}));
   PIPER_ASSIGN(y, c.pointwise("Add", {y, bias}));
+  PIPER_ASSIGN(y, c.cast(y, c.in(0).dtype));
   Vals out{y};
   if (training && c.node.outputs.size() > 1) {
     PIPER_ASSIGN(Val running_mean, running(c, c.in(3), mean));
@@ -106,7 +126,8 @@ Result<Vals> local_response(RuleContext& c) {
   const int64_t size = c.integer("size", 0);
   if (x.rank() < 2 || size < 1 || size > 1024)
     return c.error("of {} channels of {}", size, to_string(x.shape));
-  PIPER_ASSIGN(Val squares, c.pointwise("Mul", {x, x}));
+  PIPER_ASSIGN(const Val wide, in_range_of_sums(c, x));
+  PIPER_ASSIGN(Val squares, c.pointwise("Mul", {wide, wide}));
   std::vector<int64_t> before(x.rank(), 0), after(x.rank(), 0);
   before[1] = (size - 1) / 2;
   after[1] = size - 1 - before[1];
@@ -127,7 +148,8 @@ Result<Vals> local_response(RuleContext& c) {
   PIPER_ASSIGN(sum, c.pointwise("Mul", {sum, c.number(factor, sum)}));
   PIPER_ASSIGN(sum, c.pointwise("Add", {sum, c.number(c.real("bias", 1), sum)}));
   PIPER_ASSIGN(sum, c.pointwise("Pow", {sum, c.number(c.real("beta", 0.75), sum)}));
-  return single(c.pointwise("Div", {x, sum}));
+  PIPER_ASSIGN(const Val y, c.pointwise("Div", {wide, sum}));
+  return single(c.cast(y, x.dtype));
 }
 
 // Computes x / norm along the axis; zeros stay zeros.
@@ -137,14 +159,16 @@ Result<Vals> lp_norm(RuleContext& c) {
   const int64_t p = c.integer("p", 2);
   if (p != 1 && p != 2) return c.error("p {} is not supported; 1 and 2 are", p);
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank()));
-  PIPER_ASSIGN(Val norm, p == 1 ? c.pointwise("Abs", {x}) : c.pointwise("Mul", {x, x}));
+  PIPER_ASSIGN(const Val wide, in_range_of_sums(c, x));
+  PIPER_ASSIGN(Val norm, p == 1 ? c.pointwise("Abs", {wide}) : c.pointwise("Mul", {wide, wide}));
   PIPER_ASSIGN(norm, c.reduce_sum(norm, {static_cast<int64_t>(axis)}, true));
   if (p == 2) {
     PIPER_ASSIGN(norm, c.root(norm));
   }
   PIPER_ASSIGN(const Val none, c.pointwise("Equal", {norm, c.number(0, norm)}));
   PIPER_ASSIGN(norm, c.pointwise("Where", {none, c.number(1, norm), norm}));
-  return single(c.pointwise("Div", {x, norm}));
+  PIPER_ASSIGN(const Val y, c.pointwise("Div", {wide, norm}));
+  return single(c.cast(y, x.dtype));
 }
 
 Result<Vals> mean_variance_norm(RuleContext& c) {
@@ -155,8 +179,7 @@ Result<Vals> mean_variance_norm(RuleContext& c) {
   if (num_elements(x.shape) == 0) return c.error("of no elements");
   PIPER_ASSIGN(const Val mean, mean_over(c, x, axes));
   PIPER_ASSIGN(const Val y, c.pointwise("Sub", {x, mean}));
-  PIPER_ASSIGN(Val variance, c.pointwise("Mul", {y, y}));
-  PIPER_ASSIGN(variance, mean_over(c, variance, axes));
+  PIPER_ASSIGN(Val variance, mean_of_squares(c, y, axes));
   PIPER_ASSIGN(variance, c.pointwise("Sqrt", {variance}));
   PIPER_ASSIGN(variance, c.pointwise("Add", {variance, c.number(1e-9, variance)}));
   return single(c.pointwise("Div", {y, variance}));

@@ -24,7 +24,7 @@ Cut cut_of(int64_t start, int64_t end, int64_t step, int64_t n) {
     e = std::clamp(e, int64_t{0}, n);
     return {s, step, e > s ? (e - s + step - 1) / step : 0};
   }
-  s = std::clamp(s, int64_t{-1}, n - 1);
+  s = std::clamp(s, std::min<int64_t>(0, n - 1), n - 1);
   e = std::clamp(e, int64_t{-1}, n - 1);
   return {s, step, s > e ? (s - e - step - 1) / -step : 0};
 }

@@ -122,27 +122,40 @@ std::optional<double> constant_number(const Val& v) {
 
 // Returns whether the value is |x|, x², or sums, products and multiples of such: a root of one is a
 // norm, a distance or a standard deviation, which PyTorch gives the slope 0 at 0.
-bool is_magnitude(RuleContext& c, ValueId id, int depth = 0) {
-  constexpr int kDeepest = 16;
-  const Node* maker = depth < kDeepest ? c.emit.maker(id) : nullptr;
-  if (!maker) return false;
-  const auto input = [&](size_t i) { return is_magnitude(c, maker->inputs[i], depth + 1); };
-  const auto number = [&](size_t i) {
-    const Value& value = c.emit.graph().value(maker->inputs[i]);
-    return value.kind == ValueKind::kConstant && num_elements(value.type.shape) == 1;
-  };
-  const std::string& op = maker->op;
-  if (op == "Abs") return true;
-  if (op == "Mul" && maker->inputs[0] == maker->inputs[1]) return true;
-  if (op == "Mul") return (input(0) || number(0)) && (input(1) || number(1));
-  if (op == "Div" || op == "Pow") return number(1) && input(0);
-  if (op == "Add") return input(0) && input(1);
-  return (op == "ReduceSum" || op == "Reshape" || op == "Transpose") && input(0);
-}
+class Magnitudes {
+ public:
+  explicit Magnitudes(RuleContext& c) : c_(c) {}
+  bool has(ValueId id, int depth = 0) {
+    constexpr int kDeepest = 16;
+    const Node* maker = depth < kDeepest ? c_.emit.maker(id) : nullptr;
+    if (!maker) return false;
+    const auto [known, is_new] = known_.try_emplace(id, false);
+    if (is_new) known->second = is_made(*maker, depth);
+    return known->second;
+  }
+
+ private:
+  bool is_made(const Node& maker, int depth) {
+    const auto input = [&](size_t i) { return has(maker.inputs[i], depth + 1); };
+    const auto number = [&](size_t i) {
+      const Value& value = c_.emit.graph().value(maker.inputs[i]);
+      return value.kind == ValueKind::kConstant && num_elements(value.type.shape) == 1;
+    };
+    const std::string& op = maker.op;
+    if (op == "Abs") return true;
+    if (op == "Mul" && maker.inputs[0] == maker.inputs[1]) return true;
+    if (op == "Mul") return (input(0) || number(0)) && (input(1) || number(1));
+    if (op == "Div" || op == "Pow") return number(1) && input(0);
+    if (op == "Add") return input(0) && input(1);
+    return (op == "ReduceSum" || op == "Reshape" || op == "Transpose" || op == "Cast") && input(0);
+  }
+  RuleContext& c_;
+  std::map<ValueId, bool> known_;
+};
 
 Result<Vals> sqrt(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
-  return is_magnitude(c, c.in(0).id) ? single(c.root(c.in(0))) : same_unary(c);
+  return Magnitudes(c).has(c.in(0).id) ? single(c.root(c.in(0))) : same_unary(c);
 }
 
 // Returns x to the power of values of perhaps another type. Both are taken in a type that holds
@@ -174,7 +187,7 @@ Result<Vals> pow(RuleContext& c) {
     }
     return Vals{out};
   }
-  if (exponent && scalar && *exponent > 0 && *exponent < 1 && is_magnitude(c, x.id))
+  if (exponent && scalar && *exponent > 0 && *exponent < 1 && Magnitudes(c).has(x.id))
     return single(c.power(x, *exponent));
   if (exponent && scalar && *exponent == 0.5 && info(x.dtype).is_float)
     return single(c.pointwise("Sqrt", {x}));
@@ -227,8 +240,17 @@ Result<Vals> prelu(RuleContext& c) {
     channels[std::min<size_t>(1, c.in(0).rank() - 1)] = slope.shape[0];
     PIPER_ASSIGN(slope, c.reshape(slope, channels));
   }
+  if (broadcast_shapes(slope.shape, c.in(0).shape) != c.in(0).shape)
+    return c.error("slopes {} of {}", to_string(slope.shape), to_string(c.in(0).shape));
   PIPER_ASSIGN(const Val below, c.pointwise("Mul", {c.in(0), slope}));
   return single(negative_part(c, c.in(0), below));
+}
+
+Result<Vals> relu(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  return single(info(x.dtype).is_float ? c.pointwise("Relu", {x})
+                                       : c.pointwise("Max", {x, c.number(0, x)}));
 }
 
 Result<Vals> hard_sigmoid(RuleContext& c) {
@@ -361,7 +383,7 @@ constexpr ImportRule kMathRules[] = {
     {"PRelu", 1, kNewest, prelu},
     {"Pow", 1, kNewest, pow},
     {"Reciprocal", 1, kNewest, same_unary},
-    {"Relu", 1, kNewest, same_unary},
+    {"Relu", 1, kNewest, relu},
     {"Round", 11, kNewest, same_unary},
     {"Sigmoid", 1, kNewest, same_unary},
     {"Sign", 9, kNewest, same_unary},

@@ -93,6 +93,8 @@ Result<Vals> gemm(RuleContext& c) {
   PIPER_ASSIGN(out, scaled(c, out, c.real("alpha", 1)));
   c.pass_over({"beta", "broadcast"});
   if (!c.has(2)) return Vals{out};
+  if (broadcast_shapes(c.in(2).shape, out.shape) != out.shape)
+    return c.error("adds {} to {}", to_string(c.in(2).shape), to_string(out.shape));
   PIPER_ASSIGN(const Val bias, scaled(c, c.in(2), c.real("beta", 1)));
   return single(c.pointwise("Add", {out, bias}));
 }

@@ -6,8 +6,7 @@ namespace {
 
 // Imports LayerNorm or RmsNorm over the dims from `axis` on, with a scale and perhaps a bias
 // (inputs 1, 2) that are broadcast to these. One of more dims, as of each head, acts on the result.
-Result<Vals> normalised_from_axis(RuleContext& c, std::string_view op) {
-  const Val& x = c.in(0);
+Result<Vals> normalised_from_axis(RuleContext& c, std::string_view op, const Val& x) {
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank()));
   const Shape shape(x.shape.begin() + static_cast<int64_t>(axis), x.shape.end());
   const bool inside = c.in(1).rank() <= shape.size() && c.in(2).rank() <= shape.size();
@@ -30,12 +29,14 @@ Result<Vals> normalised_from_axis(RuleContext& c, std::string_view op) {
 
 Result<Vals> layer_norm(RuleContext& c) {
   PIPER_TRY(c.need(2, 3));
-  return normalised_from_axis(c, "LayerNorm");
+  return normalised_from_axis(c, "LayerNorm", c.in(0));
 }
 
 Result<Vals> rms_norm(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
-  PIPER_ASSIGN(const Vals made, normalised_from_axis(c, "RmsNorm"));
+  // The result has the type of the scale.
+  PIPER_ASSIGN(const Val x, c.cast(c.in(0), c.in(1).dtype));
+  PIPER_ASSIGN(const Vals made, normalised_from_axis(c, "RmsNorm", x));
   return Vals{made[0]};
 }
 

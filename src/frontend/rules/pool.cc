@@ -80,15 +80,15 @@ Result<Val> shares(RuleContext& c, const Windows& w, const Val& x, bool pads_cou
 
 Result<Vals> average_pool(RuleContext& c) {
   PIPER_ASSIGN(const Windows w, windows(c));
-  const Val& x = c.in(0);
+  PIPER_ASSIGN(const Val x, in_range_of_sums(c, c.in(0)));
   const bool pads_count = c.integer("count_include_pad", 0) != 0;  // says nothing without pads
   PIPER_ASSIGN(const Val sum, over_windows(c, "ReduceSum", x, w, 0));
-  if (!w.padded()) {
-    return single(
-        c.pointwise("Mul", {sum, c.number(1 / static_cast<double>(num_elements(w.kernel)), sum)}));
+  Val share = c.number(1 / static_cast<double>(num_elements(w.kernel)), sum);
+  if (w.padded()) {
+    PIPER_ASSIGN(share, shares(c, w, x, pads_count));
   }
-  PIPER_ASSIGN(const Val share, shares(c, w, x, pads_count));
-  return single(c.pointwise("Mul", {sum, share}));
+  PIPER_ASSIGN(const Val y, c.pointwise("Mul", {sum, share}));
+  return single(c.cast(y, c.in(0).dtype));
 }
 
 // Returns the elements of each window in a row, [n, o…, c, k], of an x that is padded.
@@ -157,21 +157,23 @@ Result<Vals> max_pool(RuleContext& c) {
 double power_of(const RuleContext& c) {
   return c.opset < 2 ? c.real("p", 2) : static_cast<double>(c.integer("p", 2));
 }
-Result<Val> powers(RuleContext& c, const Val& x, double p) {
+Result<Val> powers(RuleContext& c, double p) {
+  PIPER_ASSIGN(const Val x, in_range_of_sums(c, c.in(0)));
   PIPER_ASSIGN(const Val size, c.pointwise("Abs", {x}));
   if (p == 1) return size;
   if (p == 2) return c.pointwise("Mul", {x, x});
   return c.pointwise("Pow", {size, c.number(p, x)});
 }
 Result<Val> root(RuleContext& c, const Val& x, double p) {
-  if (p == 1) return x;
-  return c.power(x, 1 / p);  // without a slope where all of a window is 0
+  if (p == 1) return c.cast(x, c.in(0).dtype);
+  PIPER_ASSIGN(const Val y, c.power(x, 1 / p));  // without a slope where all of a window is 0
+  return c.cast(y, c.in(0).dtype);
 }
 Result<Vals> lp_pool(RuleContext& c) {
   PIPER_ASSIGN(const Windows w, windows(c));
   const double p = power_of(c);
   if (p < 1) return c.error("p {} is not supported", p);
-  PIPER_ASSIGN(const Val x, powers(c, c.in(0), p));
+  PIPER_ASSIGN(const Val x, powers(c, p));
   PIPER_ASSIGN(const Val sum, over_windows(c, "ReduceSum", x, w, 0));
   return single(root(c, sum, p));
 }
@@ -191,8 +193,10 @@ Result<Vals> global_average_pool(RuleContext& c) {
   PIPER_ASSIGN(const auto axes, spatial_axes(c));
   double count = 1;
   for (const int64_t a : axes) count *= static_cast<double>(c.in(0).shape[static_cast<size_t>(a)]);
-  PIPER_ASSIGN(const Val sum, c.reduce_sum(c.in(0), axes, true));
-  return single(c.pointwise("Mul", {sum, c.number(1 / count, sum)}));
+  PIPER_ASSIGN(Val y, in_range_of_sums(c, c.in(0)));
+  PIPER_ASSIGN(y, c.reduce_sum(y, axes, true));
+  PIPER_ASSIGN(y, c.pointwise("Mul", {y, c.number(1 / count, y)}));
+  return single(c.cast(y, c.in(0).dtype));
 }
 
 Result<Vals> global_max_pool(RuleContext& c) {
@@ -205,7 +209,7 @@ Result<Vals> global_lp_pool(RuleContext& c) {
   PIPER_ASSIGN(const auto axes, spatial_axes(c));
   const double p = power_of(c);
   if (p < 1) return c.error("p {} is not supported", p);
-  PIPER_ASSIGN(const Val x, powers(c, c.in(0), p));
+  PIPER_ASSIGN(const Val x, powers(c, p));
   PIPER_ASSIGN(const Val sum, c.reduce_sum(x, axes, true));
   return single(root(c, sum, p));
 }

@@ -10,6 +10,7 @@ namespace piper::onnx_import {
 namespace {
 
 struct QuantizedRange {
+  Narrow type;
   double low = 0, high = 255;
 };
 
@@ -24,7 +25,8 @@ Result<QuantizedRange> quantized_range(RuleContext& c) {
     return c.error("to {} is not supported: integers of 2, 4, 8 and 16 bits are",
                    c.has(2) ? info(c.in(2).dtype).name : type_name(c.integer("output_dtype", 0)));
   const auto count = static_cast<double>(int64_t{1} << type.bits);
-  return type.is_signed ? QuantizedRange{-count / 2, count / 2 - 1} : QuantizedRange{0, count - 1};
+  return type.is_signed ? QuantizedRange{type, -count / 2, count / 2 - 1}
+                        : QuantizedRange{type, 0, count - 1};
 }
 
 // A scale or a zero point for each block along `axis`, of which the last may be shorter.
@@ -87,7 +89,9 @@ Result<Vals> quantize(RuleContext& c) {
   if (zero.present()) {
     PIPER_ASSIGN(y, c.pointwise("Add", {y, zero}));
   }
-  return single(bounded(c, y, c.number(range.low, y), c.number(range.high, y), Bound::kPasses));
+  PIPER_ASSIGN(y, bounded(c, y, c.number(range.low, y), c.number(range.high, y), Bound::kPasses));
+  y.narrow = range.type;
+  return Vals{std::move(y)};
 }
 
 // (x - zero) · scale
@@ -99,7 +103,11 @@ Result<Vals> dequantize(RuleContext& c) {
   if (zero.present()) {
     PIPER_ASSIGN(y, c.pointwise("Sub", {y, zero}));
   }
-  return single(c.pointwise("Mul", {y, scale}));
+  PIPER_ASSIGN(y, c.pointwise("Mul", {y, scale}));
+  const int64_t code = c.integer("output_dtype", 0);
+  const std::optional<DType> dtype = code == 0 ? scale.dtype : dtype_of_code(code);
+  if (!dtype || !info(*dtype).is_float) return c.error("to {} is not supported", type_name(code));
+  return single(c.cast(y, *dtype));
 }
 
 constexpr ImportRule kQuantizeRules[] = {

@@ -73,7 +73,9 @@ Result<Vals> bernoulli(RuleContext& c) {
   PIPER_ASSIGN(const Val drawn,
                random(c, c.emit.draw(own_seed(c)), {p.dtype, p.shape}, {"uniform", 0, 1}));
   PIPER_ASSIGN(const Val hit, c.pointwise("Less", {drawn, p}));
-  return single(c.pointwise("Cast", {hit}, {{"to", std::string(info(*dtype).name)}}));
+  PIPER_ASSIGN(Val y, c.cast(hit, *dtype));
+  y.narrow = narrow_of_code(c.integer("dtype", 0));
+  return Vals{std::move(y)};
 }
 
 // Draws by log-probabilities x [n, classes], up to a constant for each row: the class in which x

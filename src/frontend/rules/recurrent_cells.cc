@@ -1,5 +1,6 @@
 // The cells of RNN, GRU and LSTM: one time step of one direction.
 #include <algorithm>
+#include <cctype>
 
 #include "recurrent.h"
 
@@ -190,6 +191,16 @@ Result<Vals> equal_parts(RuleContext& c, const Val& x, size_t axis, int64_t coun
   return out;
 }
 
+namespace {
+
+bool is_alike(std::string_view a, std::string_view b) {  // names of activations have no case
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](unsigned char x, unsigned char y) {
+    return std::tolower(x) == std::tolower(y);
+  });
+}
+
+}  // namespace
+
 Result<std::vector<Activation>> activations_of(RuleContext& c, const std::vector<std::string>& own,
                                                size_t count) {
   const auto names = c.list<std::string>("activations").value_or(own);
@@ -202,10 +213,11 @@ Result<std::vector<Activation>> activations_of(RuleContext& c, const std::vector
   std::vector<Activation> out;
   for (const std::string& name : names) {
     const auto kind = std::find_if(std::begin(kActivations), std::end(kActivations),
-                                   [&](const ActivationKind& k) { return k.name == name; });
+                                   [&](const ActivationKind& k) { return is_alike(k.name, name); });
     if (kind == std::end(kActivations))
       return c.error("the activation '{}' is not known", quote_control(name));
-    Activation& made = out.emplace_back(Activation{name, kind->alpha, kind->beta});
+    Activation& made =
+        out.emplace_back(Activation{std::string(kind->name), kind->alpha, kind->beta});
     if (kind->numbers > 0) made.alpha = next(alphas, alpha, kind->alpha);
     if (kind->numbers > 1) made.beta = next(betas, beta, kind->beta);
   }

@@ -74,37 +74,39 @@ Result<Vals> extreme(RuleContext& c) {
 
 Result<Vals> reduce_mean(RuleContext& c) {
   PIPER_ASSIGN(const Reduction r, reduction(c));
-  PIPER_ASSIGN(const Val sum, reduce(c, "ReduceSum", c.in(0), r));
-  if (r.count == 1) return Vals{sum};
-  if (!info(sum.dtype).is_float)
-    return c.error("a mean of {} is not supported", info(sum.dtype).name);
+  if (r.count == 1) return single(reduce(c, "ReduceSum", c.in(0), r));
+  const DType dtype = c.in(0).dtype;
+  if (!info(dtype).is_float) return c.error("a mean of {} is not supported", info(dtype).name);
   if (r.count == 0) return c.error("a mean of no elements");
-  return single(c.pointwise("Mul", {sum, c.number(1.0 / static_cast<double>(r.count), sum)}));
+  PIPER_ASSIGN(Val y, in_range_of_sums(c, c.in(0)));
+  PIPER_ASSIGN(y, reduce(c, "ReduceSum", y, r));
+  PIPER_ASSIGN(y, c.pointwise("Mul", {y, c.number(1.0 / static_cast<double>(r.count), y)}));
+  return single(c.cast(y, dtype));
 }
 
 // Sums before(x), then applies after(sum): "" for neither.
-Result<Vals> sum_of(RuleContext& c, std::string_view before, std::string_view after) {
+Result<Val> sum_of(RuleContext& c, std::string_view before, std::string_view after) {
   PIPER_ASSIGN(const Reduction r, reduction(c));
-  Val x = c.in(0);
+  PIPER_ASSIGN(Val x, in_range_of_sums(c, c.in(0)));
   if (before == "Square") {
     PIPER_ASSIGN(x, c.pointwise("Mul", {x, x}));
   } else if (!before.empty()) {
     PIPER_ASSIGN(x, c.pointwise(before, {x}));
   }
   PIPER_ASSIGN(Val sum, reduce(c, "ReduceSum", x, r));
-  if (after.empty()) return Vals{sum};
-  return single(c.pointwise(after, {sum}));
+  if (after == "Root") {
+    if (!info(sum.dtype).is_float) return c.error("of {} is not supported", info(sum.dtype).name);
+    PIPER_ASSIGN(sum, c.root(sum));
+  } else if (!after.empty()) {
+    PIPER_ASSIGN(sum, c.pointwise(after, {sum}));
+  }
+  return c.cast(sum, c.in(0).dtype);
 }
-Result<Vals> reduce_l1(RuleContext& c) { return sum_of(c, "Abs", ""); }
+Result<Vals> reduce_l1(RuleContext& c) { return single(sum_of(c, "Abs", "")); }
 // The slope of the root at 0 is infinite; that of a norm is taken as 0 there, as PyTorch does.
-Result<Vals> reduce_l2(RuleContext& c) {
-  PIPER_ASSIGN(const Vals sum, sum_of(c, "Square", ""));
-  if (!info(sum[0].dtype).is_float)
-    return c.error("of {} is not supported", info(sum[0].dtype).name);
-  return single(c.root(sum[0]));
-}
-Result<Vals> reduce_sum_square(RuleContext& c) { return sum_of(c, "Square", ""); }
-Result<Vals> reduce_log_sum(RuleContext& c) { return sum_of(c, "", "Log"); }
+Result<Vals> reduce_l2(RuleContext& c) { return single(sum_of(c, "Square", "Root")); }
+Result<Vals> reduce_sum_square(RuleContext& c) { return single(sum_of(c, "Square", "")); }
+Result<Vals> reduce_log_sum(RuleContext& c) { return single(sum_of(c, "", "Log")); }
 
 Result<Vals> reduce_log_sum_exp(RuleContext& c) {  // max + log(sum(exp(x - max)))
   PIPER_ASSIGN(const Reduction r, reduction(c));
@@ -112,9 +114,11 @@ Result<Vals> reduce_log_sum_exp(RuleContext& c) {  // max + log(sum(exp(x - max)
   kept.keepdims = true;
   PIPER_ASSIGN(Val top, reduce(c, "ReduceMax", c.in(0), kept));
   PIPER_ASSIGN(top, c.pointwise("Detach", {top}));  // it cancels
-  const Val lowest = c.number(-std::numeric_limits<double>::infinity(), top);
-  PIPER_ASSIGN(const Val none, c.pointwise("Equal", {top, lowest}));
-  PIPER_ASSIGN(top, c.pointwise("Where", {none, c.number(0, top), top}));
+  // Infinity less itself is no number.
+  PIPER_ASSIGN(const Val size, c.pointwise("Abs", {top}));
+  const Val infinity = c.number(std::numeric_limits<double>::infinity(), top);
+  PIPER_ASSIGN(const Val endless, c.pointwise("Equal", {size, infinity}));
+  PIPER_ASSIGN(top, c.pointwise("Where", {endless, c.number(0, top), top}));
   PIPER_ASSIGN(Val x, c.pointwise("Sub", {c.in(0), top}));
   PIPER_ASSIGN(x, c.pointwise("Exp", {x}));
   PIPER_ASSIGN(x, reduce(c, "ReduceSum", x, kept));

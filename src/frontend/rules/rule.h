@@ -45,6 +45,12 @@ Result<Val> along_axis(RuleContext& c, Result<Val> (*of)(RuleContext&, const Val
 // file, or writes one that does not train, but the call that it notes has it.
 Result<Val> with_attention_dropout(RuleContext& c, const Val& weights);
 
+// Returns x in f32 where it is of f16, whose range a sum leaves before it is divided or its root is
+// taken; bf16 has the range of f32. What comes out is cast back.
+inline Result<Val> in_range_of_sums(RuleContext& c, const Val& x) {
+  return x.dtype == DType::kF16 ? c.cast(x, DType::kF32) : Result<Val>(x);
+}
+
 // Says whether what is on a bound has a gradient.
 enum class Bound { kPasses, kStops };
 // Returns x, and the bounds that are present where it is beyond them.

@@ -35,7 +35,7 @@ Result<Vals> constant_of_shape(RuleContext& c) {
   Val value = number_val(0, DType::kF32);
   if (const auto t = c.read<OnnxTensor>("value")) {
     if (num_elements(t->type.shape) != 1) return c.error("'value' must be a tensor of one element");
-    value = Val{Val::Kind::kConstant, t->type.dtype, {}, {}, {}, t->data, {}};
+    value = Val{Val::Kind::kConstant, t->type.dtype, {}, {}, {}, t->data, {}, t->narrow};
   }
   return single(c.expand(value, shape));
 }
@@ -241,7 +241,9 @@ Result<Vals> eye_like(RuleContext& c) {
     if (i + k >= 0 && i + k < x.shape[1]) ones[static_cast<size_t>(i * x.shape[1] + i + k)] = 1;
   }
   const Val made = constant_val(DType::kI32, x.shape, bytes_of(ones));
-  return single(c.pointwise("Cast", {made}, {{"to", std::string(info(*dtype).name)}}));
+  PIPER_ASSIGN(Val y, c.cast(made, *dtype));
+  y.narrow = c.has_attr("dtype") ? narrow_of_code(c.integer("dtype", 0)) : x.narrow;
+  return Vals{std::move(y)};
 }
 
 constexpr ImportRule kShapeRules[] = {
