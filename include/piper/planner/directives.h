@@ -24,27 +24,6 @@ using Explanations = std::vector<Explanation>;
 // It knows the costs of ops on the devices of the job: piper/planner/job_costs.h.
 class JobCosts;
 
-// Returns how many sites take local steps; 1 where none do.
-int64_t sites_of(const Strategy& strategy);
-// Adds the place of each site's ops, by the tag that has the name of its axis. Error: what does not
-// go with local steps.
-Result<Strategy> place_sites(Strategy strategy);
-// Makes a copy of the model for each site, and the step of each entry's outer optimizer, with ops
-// in the regions, by `region_tags`, that read the parameters; before a delayed one the step that
-// takes its distances. Error: kept running statistics.
-struct OuterGraph {
-  Graph graph;
-  OuterUpdate update;   // when it runs
-  bool beside = false;  // a step, and not after it
-  SourceSpan at;        // of the entry
-};
-struct Sites {
-  Graph forward;
-  std::vector<OuterGraph> outer;  // in the order in which those of one step run
-};
-Result<Sites> make_sites(Graph forward, const Strategy& strategy,
-                         const std::vector<std::string>& region_tags, Explanations& out);
-
 // Tags the forward graph. Rules match scope paths; ops that no rule matches join by dataflow: the
 // latest region of their producers, else the earliest of their consumers (strict: an error).
 // Requires a forward graph. Ops may lack tags that only rules for other ops set.

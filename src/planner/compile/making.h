@@ -8,6 +8,7 @@
 #include "piper/frontend/strategy.h"
 #include "piper/planner/job_costs.h"
 #include "piper/planner/lower.h"
+#include "piper/planner/outer_steps.h"
 #include "steps.h"
 #include "sum_order.h"
 

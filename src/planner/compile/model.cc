@@ -8,6 +8,7 @@
 
 #include "piper/frontend/autodiff.h"
 #include "piper/frontend/patterns.h"
+#include "piper/planner/outer_steps.h"
 
 namespace piper {
 

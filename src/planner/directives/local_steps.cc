@@ -6,7 +6,7 @@
 #include "piper/ir/ops.h"
 #include "piper/ir/optimizers.h"
 #include "piper/plan/sites.h"
-#include "piper/planner/directives.h"
+#include "piper/planner/outer_steps.h"
 
 namespace piper {
 namespace {
