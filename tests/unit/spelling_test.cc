@@ -169,9 +169,8 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "  - split: {scope: \"b/**\", tensor: \"b/w\", dim: 1, into: 2, within: pp, as: piece}\n"
       "  - replicate: {over: pp, bucket: 25MiB, shard: [optimizer, gradients], reduce: {when: "
       "per_microbatch}}\n"
-      "  - local_steps: {over: pp, every: 8, offset: 3, outer: {sgd: {lr: 0.7, momentum: 0.9, "
-      "dampening: 0, "
-      "nesterov: false, weight_decay: 0}}}\n"
+      "  - local_steps: {over: pp, every: 8, offset: 3, delay: 2, mix: 0.5, outer: {sgd: {lr: 0.7, "
+      "momentum: 0.9, dampening: 0, nesterov: false, weight_decay: 0}}}\n"
       "  - offload: {what: activations, min: 512B, distance: 2}\n",
       "loss:\n"
       "  - {output: a}\n"
