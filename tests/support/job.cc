@@ -53,7 +53,8 @@ Result<JobResult> run_simulated(const PlanSet& set, const BatchSource* data, Sim
   PIPER_TRY(world.drain());
   std::vector<const Executor*> all;
   for (const auto& executor : executors) all.push_back(executor.get());
-  result.parameters = collect_parameters(all);
+  for (const NamedTensor& each : collect_parameters(all))  // while there are executors
+    result.parameters.push_back({each.name, each.type, each.data.made()});
   return result;
 }
 
