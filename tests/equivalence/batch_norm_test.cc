@@ -238,8 +238,8 @@ TEST(BatchNorm, TheVerifierKnowsWhoseStatisticItIs) {
   EXPECT_EQ(
       findings(swapped),
       (std::vector<std::string>{
-          "'U' on rank 0 updates parameter 'bn1.running_mean' without its finished statistic",
-          "'U' on rank 0 updates parameter 'bn2.running_mean' without its finished statistic"}));
+          "'U' on rank 0 updates parameter 'bn1.running_mean' without its finished sum",
+          "'U' on rank 0 updates parameter 'bn2.running_mean' without its finished sum"}));
   PlanSet unknown = compiled->set;
   for (SumTarget& target : unknown.roles[0].sum_targets)
     if (target.name == one) target.name = "something";
