@@ -61,8 +61,7 @@ TEST(HostilePlans, AreRefusedForWhatWouldDoHarm) {
 TEST(HostilePlans, RunWithNumbersThatWouldDoHarm) {
   const std::map<std::string, std::string> refused = {
       {"reads_what_it_writes", "program 0 'F': op 0 Gather writes arg 0 while it reads it"},
-      {"writes_over_a_neighbour",
-       "program 0 'F': op 0 Expand: f32[3,2] does not expand to [4,2]"}};
+      {"writes_over_a_neighbour", "program 0 'F': op 0 Expand: f32[3,2] does not expand to [4,2]"}};
   int ran = 0;
   for (const auto& [name, role] : hostile_files("run")) {
     const std::string why = why_not_run(as_text(role.span()));
