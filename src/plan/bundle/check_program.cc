@@ -35,17 +35,19 @@ Status check_literals(const Program& program, std::vector<bool>& literal) {
   return ok_status();
 }
 
-// Returns an operand over which the op may not write a result, but does. The last operand of a
-// product that is added to it is what it adds to.
+// Returns an operand over which the op may write no result, but does. The last operand of a product
+// that is added to it is what it adds to. Which result an operand may have depends on those that
+// are left out, as an optimizer's moment.
 std::optional<int32_t> overwritten(const ProgramOp& op) {
   const OpDef* def = find_op(op.op);
   const bool adds = op.attrs.integer("accumulate") != 0;
-  for (size_t o = 0; o < op.outputs.size(); ++o)
-    for (size_t i = 0; i < op.inputs.size() - (adds ? 1 : 0); ++i) {
-      const std::pair way(static_cast<int>(o), static_cast<int>(i));
-      if (op.inputs[i] == op.outputs[o] && (!def || std::ranges::count(def->in_place, way) == 0))
-        return op.inputs[i];
-    }
+  for (size_t i = 0; i < op.inputs.size() - (adds ? 1 : 0); ++i) {
+    const bool may_be = def && std::ranges::any_of(def->in_place, [&](const auto& way) {
+                          return way.second == static_cast<int>(i);
+                        });
+    if (!may_be && std::ranges::find(op.outputs, op.inputs[i]) != op.outputs.end())
+      return op.inputs[i];
+  }
   return std::nullopt;
 }
 
