@@ -19,7 +19,7 @@ Result<std::string> replace_folder(const std::string& built, const std::string& 
 std::vector<std::string> files_beside(const std::string& path, std::string_view extension);
 
 // A file that is written beside the one whose place it takes: nobody sees it before it is whole.
-// What is for a device or a pipe waits in memory. Links stay.
+// Bytes for a device or a pipe wait in memory until they are published. Links stay links.
 class UnseenFile {
  public:
   // Deferred parts are made one at a time; the others have to outlive it. Errors are kStorage.

@@ -225,7 +225,7 @@ struct Instruction {
   Scaled scaled = Scaled::kNone;
   int64_t block = 0;
   InBlocks in_blocks() const { return {scaled, block}; }
-  // Whether they exchange flat runs: an arg by dim -1 is [members, n], the other [1, members n].
+  // Returns whether flat runs are exchanged: an arg by dim -1 is [members, n], the other [1, all].
   bool exchanges_runs() const {
     return kind == InstructionKind::kAllToAll && (dim < 0 || to_dim < 0);
   }

@@ -27,8 +27,8 @@ struct DataOptions {
   // Step `first_step` begins at sample `first_sample` of the endless order of samples, which no
   // batch size changes: a job that goes on with another one goes on with the next sample.
   int64_t first_step = 0, first_sample = 0;
-  // If the samples fill no last batch: it is filled up with others whose labels are ignored. This
-  // needs an input with labels that can be, and samples of one source.
+  // Fills up the last batch, where samples are too few, with others whose labels are ignored. This
+  // needs an input of labels that can be ignored, and samples of one source.
   bool fills = false;
 };
 // Says how many samples of a source come before they repeat, and whether each epoch permutes them.

@@ -237,7 +237,7 @@ void sweep(const std::string& path) {
   }
 }
 
-// Not a link is replaced, but what it leads to, also where that is not there yet.
+// Returns the file that a link leads to, which is replaced in its place, also if it is not there.
 std::string behind_links(const std::string& path) {
   std::error_code problem;
   std::filesystem::path target = path;

@@ -38,7 +38,7 @@ std::string list(const std::vector<int64_t>& numbers);  // "{4, 2}"
 std::string strides_type(std::string_view index, const Shape& extents);
 std::string strides_value(const Shape& extents, const std::vector<int64_t>& strides);
 
-// Of a block, as the texts have them.
+// A block has so many threads, as the texts of kernels state them, too.
 inline constexpr int32_t kThreads = 256, kMmaThreads = 128;
 inline constexpr int64_t kWarp = 32;
 // Launches a thread for each of `count`.

@@ -6,7 +6,7 @@
 namespace piper::onnx_import {
 
 // Integers of 2 to 16 bits are held in i32, quantised ones in floats: ops that move or choose them
-// keep that, what casts them says itself what it makes, and arithmetic would have to wrap around.
+// keep that, casts say themselves what they make, and arithmetic would have to wrap around.
 Status pass_narrow(const RuleContext& c, Vals& results);
 
 }  // namespace piper::onnx_import

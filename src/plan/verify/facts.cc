@@ -142,7 +142,7 @@ Status find_facts(const PlanSet& set, bool has_sites, Model& model) {
   if (has_sites) find_sites_of_gradients(model);
   for (int32_t p = 0; has_sites && p < static_cast<int32_t>(model.params.size()); ++p) {
     if (model.gradient_of[p] >= 0) continue;
-    // Where the outer update is delayed, another one follows in which sites get it.
+    // A site gets a delayed outer update later, in an update of its own.
     if (model.params.find(fmt::format("{}.taken", model.params[p])) >= 0) continue;
     const int32_t outer = model.params.find(name_without_site(model.params[p]));
     if (outer >= 0) model.gradient_of[p] = model.gradient_of[outer];

@@ -41,7 +41,7 @@ class IdSets {
   }
 
  private:
-  // A value, or two subtries: of the values without and with `bit`, whose higher bits are equal.
+  // Holds a value, or two subtries: of the values without and with `bit`, alike in higher bits.
   struct Node {
     int32_t least = 0;
     uint32_t bit = 0;  // 0: a value

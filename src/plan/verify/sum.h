@@ -98,8 +98,8 @@ struct Content {
     if (at != parts.end() && at->target == target && at->use == use) return at->runs;
     return parts.insert(at, {target, use, {}})->runs;
   }
-  // Marks that elements are no longer those that the rank should hold: a partial sum, a parameter
-  // or a run of any value may not be used.
+  // Says that elements are no longer those that the rank should hold: a partial sum, a parameter or
+  // a run of any value may not be used.
   void scramble() {
     foreign = is_part() || param >= 0 || cut.any();
     param = -1;

@@ -614,13 +614,13 @@ void explain_set(const Strategy& strategy, const std::string& target, Compiled& 
     compiled.explanations.push_back({one.at, one.what, {"left out: " + one.why}});
 }
 
-// One compilation, from the files to the plan sets: each method is a phase and reads what those
+// Compiles once, from the files to the plan sets: each method is a phase and reads what those
 // before it have left.
 class Compilation {
  public:
   explicit Compilation(const CompileOptions& options) : options_(options) {}
 
-  // The strategy, and the model's forward graph with its loss.
+  // Reads the strategy, and the model's forward graph with its loss.
   Status read() {
     const auto read_strategy = [&]() -> Result<Strategy> {
       PIPER_ASSIGN(Strategy read,
@@ -643,7 +643,7 @@ class Compilation {
     return ok_status();
   }
 
-  // Regions, dtypes, what is trained, and the graphs of evaluation and of outer updates.
+  // Adds regions, dtypes and what is trained; makes the graphs of evaluation and outer updates.
   Status mark_forward() {
     PIPER_ASSIGN(cut_, apply_split(strategy_, graph_.batch, compiled_.explanations));
     variables_ = scope_of(strategy_, cut_);
@@ -669,7 +669,7 @@ class Compilation {
     return ok_status();
   }
 
-  // The training step: gradients and updates.
+  // Makes the training step: gradients and updates.
   Status derive() {
     Strategy trained = strategy_;
     trained.train.sites = sites_of(strategy_);
@@ -701,7 +701,7 @@ class Compilation {
     return ok_status();
   }
 
-  // The plans, and those of the oracles that prove them.
+  // Makes the plans, and those of the oracles that prove them.
   Result<Compiled> plan() {
     PIPER_ASSIGN(compiled_.set, plans_of(Target::kStrategy));
     keep_untouched(std::move(untouched_), compiled_.set);
@@ -727,7 +727,7 @@ class Compilation {
     return ok_status();
   }
 
-  // What the strategy's plans find out, the oracles follow: the order of sums, where values lie.
+  // The oracles follow what the strategy's plans find out: the order of sums, where values lie.
   Result<PlanSet> plans_of(Target target) {
     of_outer_.resize(outer_.size());
     return make_plans(graph_, cut_,

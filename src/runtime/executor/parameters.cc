@@ -257,7 +257,7 @@ class Desk {
   Desk(Subtree& subtree, double timeout_s)
       : subtree_(subtree), interval_(std::min(0.5, timeout_s / 10)) {}
 
-  // Called by the thread: fills a whole parameter, or leaves it as it is once something has failed.
+  // The thread calls it. It fills a whole parameter, or leaves it as it is after a failure.
   void ask(const std::vector<int64_t>& parts, std::byte* whole) {
     std::unique_lock lock(mutex_);
     parts_ = &parts, whole_ = whole;

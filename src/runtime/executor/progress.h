@@ -48,7 +48,7 @@ class Progress {
 std::string print_evaluation(const EvaluationMetrics& metrics);
 std::string print_slow(
     const SlowRank& one);  // "rank 3 takes 1.4 x the others in F: 31.2 ms a step"
-// `data_ms`: how long ranks wait for data in a step. `left`: in seconds, if it is known.
+// Ranks wait `data_ms` for data in a step; the job goes on for `left` seconds, if that is known.
 std::string print_progress(const StepMetrics& metrics, int64_t steps, double data_ms,
                            std::optional<double> left);
 

@@ -414,8 +414,8 @@ Status Steps::evaluate_and_save_if_due(bool last) {
   return last || !overlap_ ? ok_status() : begin_run();
 }
 
-// What replicas hold otherwise is in no checkpoint: a job that goes on from the newest one has it
-// right again.
+// No checkpoint holds a state in which replicas differ: a job that goes on from the newest one has
+// the right values again.
 Status Steps::check_before_saving() {
   const bool was_checked = run_.replicas == nullptr || begun_ % run_.options.check_replicas == 0 ||
                            begun_ == run_.options.steps;

@@ -212,7 +212,7 @@ std::string changed_files(const std::vector<std::pair<std::string, std::string>>
 
 std::vector<SettingChange> all_changes(const RunOptions& options, const PlanSet& set,
                                        const Checkpoint& about, const BatchSource* data) {
-  // What parameters were trained on, and how, is nothing to an evaluation.
+  // An evaluation does not depend on the data and settings of the training before it.
   std::vector<SettingChange> changes;
   if (!options.evaluate_only)
     changes = changed_settings(about.strategy_text, set.manifest.strategy_text);
