@@ -102,23 +102,27 @@ TEST_P(HiddenRows, TrainAsOnOneDevice) {
   EXPECT_GT(std::abs(want.losses[2] - want.losses[0]), 1e-3);
 }
 
+// Trains such a model on one device, with further lines of a strategy.
+jobs::Trained train_padded(float lowest, Mask mask, const std::string& more) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = folder.write("model.onnx", Padded(lowest, mask).bytes());
+  options.strategy = folder.write("strategy.yaml",
+                                  "piper: 1\ntrain: {global_batch: 8, optimizer: {sgd: {lr: 0.1, "
+                                  "momentum: 0.9}}}\n" +
+                                      more);
+  const auto compiled = compile(options);
+  EXPECT_TRUE(compiled) << print_error(compiled.error());
+  return compiled ? train_on_numbers(compiled->set, more) : jobs::Trained{};
+}
+
 // What 16 bits make of rows without keys is what f32 makes of them, whatever the mask's form.
 TEST(RowsWithoutKeys, TrainInNarrowTypesToo) {
   for (const Mask mask : {Mask::kTerm, Mask::kTrained, Mask::kScores, Mask::kReplaces})
     for (const auto& [narrow, most, lowest] :
          {std::tuple("f16", 5e-3, kLowest), {"f16", 5e-3, -1e6f}, {"bf16", 4e-2, kLowest}}) {
-      const Folder folder;
-      CompileOptions options;
-      options.model = folder.write("model.onnx", Padded(lowest, mask).bytes());
       const auto trained = [&](const std::string& more) {
-        options.strategy =
-            folder.write("strategy.yaml",
-                         "piper: 1\ntrain: {global_batch: 8, optimizer: {sgd: {lr: 0.1, "
-                         "momentum: 0.9}}}\n" +
-                             more);
-        const auto compiled = compile(options);
-        EXPECT_TRUE(compiled) << print_error(compiled.error());
-        return compiled ? train_on_numbers(compiled->set, more) : jobs::Trained{};
+        return train_padded(lowest, mask, more);
       };
       SCOPED_TRACE(fmt::format("{} {} {}", narrow, static_cast<int>(mask), lowest));
       const jobs::Trained want = trained(""),
@@ -135,18 +139,8 @@ TEST(RowsWithoutKeys, TrainInNarrowTypesToo) {
 TEST(RowsWithoutKeys, TrainBesideSmallerNumbers) {
   for (const Mask mask : {Mask::kTerm, Mask::kScores, Mask::kReplaces})
     for (const float lowest : {-1e4f, -1e5f, -1e6f, -1e7f}) {
-      const Folder folder;
-      CompileOptions options;
-      options.model = folder.write("model.onnx", Padded(lowest, mask).bytes());
       const auto trained = [&](const std::string& more) {
-        options.strategy =
-            folder.write("strategy.yaml",
-                         "piper: 1\ntrain: {global_batch: 8, optimizer: {sgd: {lr: 0.1, "
-                         "momentum: 0.9}}}\n" +
-                             more);
-        const auto compiled = compile(options);
-        EXPECT_TRUE(compiled) << print_error(compiled.error());
-        return compiled ? train_on_numbers(compiled->set, more) : jobs::Trained{};
+        return train_padded(lowest, mask, more);
       };
       SCOPED_TRACE(fmt::format("{} {}", static_cast<int>(mask), lowest));
       const jobs::Trained want = trained("directives: [precision: {compute: f64}]\n"),
