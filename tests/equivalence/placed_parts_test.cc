@@ -72,6 +72,15 @@ TEST_P(PlacedParts, TrainAsOneDeviceDoes) {
     EXPECT_NEAR(spread->losses[k], uncut->losses[k], in_half ? 3e-2 : 1e-4) << "step " << k;
 }
 
+// The same beside chunks of tokens; the compiler makes the order.
+std::string chunks(const std::string& splits) {
+  return "annotate: [{balance: {tag: stage, into: 4}}]\ndirectives:\n"
+         "  - split: {dim: batch, into: 2}\n"
+         "  - split: {dim: tokens, into: 4, as: seq}\n"
+         "  - place: {where: {stage: s, part: absent}, on: {pp: s % P}}\n"
+         "  - place: {where: {part: k}, on: {pp: k}}\n" +
+         splits;
+}
 const std::string kPp2 = "{pp: 2}", kPp4 = "{pp: 4}", kDp = "{pp: 2, dp: 2}";
 
 INSTANTIATE_TEST_SUITE_P(
@@ -89,6 +98,9 @@ INSTANTIATE_TEST_SUITE_P(
              vocabulary(2, kHead2, "  - recompute: {match: \"**/layers/{layer}/**\"}\n")},
         Case{"llama2_bf16", "llama-hf", kPp2,
              vocabulary(2, kHead2, "  - precision: {compute: bf16}\n")},
+        Case{"llama2_chunks", "llama-hf", kPp2, chunks(kHead2)},
+        Case{"gpt2_chunks", "gpt-deep", kPp2, chunks(kHead2)},
+        Case{"gpt2_tied_chunks", "gpt-deep", kPp2, chunks(kBoth2)},
         Case{"gpt2_dp", "gpt-deep", kDp, vocabulary(2, kBoth2, "  - replicate: {over: dp}\n")},
         Case{"gpt2_zero1", "gpt-deep", kDp,
              vocabulary(2, kBoth2, "  - replicate: {over: dp, shard: [optimizer]}\n")},

@@ -110,8 +110,11 @@ const Loops& State::loops(const Node& node) const {
 
 bool State::adds_up(ValueId id) const {
   const auto& by = readers[id.index()];
-  return !by.empty() && std::all_of(by.begin(), by.end(),
-                                    [&](NodeId reader) { return is_step_sum(graph.node(reader)); });
+  const auto ends = [&](NodeId reader) {
+    const Node& node = graph.node(reader);
+    return is_step_sum(node) || (node.op == "Slice" && adds_up(node.outputs[0]));
+  };
+  return !by.empty() && std::all_of(by.begin(), by.end(), ends);
 }
 
 bool State::may_adopt(ValueId id) const {

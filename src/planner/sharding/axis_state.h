@@ -77,7 +77,7 @@ struct State {
     return layout.kind == kRouted && routes.at(layout.by.value).room > 0;
   }
 
-  // Returns whether only sums over the step read it.
+  // Returns whether only sums over the step read it, whole or in stretches.
   bool adds_up(ValueId id) const;
   bool is_hinted_cut(ValueId id) const { return hint(id) && hint(id)->kind == kCut; }
   // A contribution to a sum over the step is reduced with that, unless the sum is kept in blocks:
