@@ -3,6 +3,7 @@
 #include "equivalence/jobs.h"
 #include "equivalence/sample_jobs.h"
 #include "piper/base/memory.h"
+#include "piper/plan/flops.h"
 #include "piper/plan/outer_updates.h"
 #include "piper/plan/verify.h"
 
@@ -30,7 +31,7 @@ std::string fragments(int64_t offset = 1) {
       offset);
 }
 
-// Updates that run beside the step after they are due; sites get them so many steps later.
+// Updates that run beside the steps after they are due; sites get them after the last of these.
 std::string delayed(int64_t delay = 2, double mix = 0.25, int64_t every = kEvery) {
   return fmt::format(
       "  - local_steps: {{over: site, every: {}, delay: {}, mix: {}, outer: {{sgd: {{lr: 0.7, "
@@ -38,13 +39,13 @@ std::string delayed(int64_t delay = 2, double mix = 0.25, int64_t every = kEvery
       every, delay, mix);
 }
 // The same in two fragments. Without an offset both are due at the same steps.
-std::string delayed_fragments(int64_t offset = 1) {
+std::string delayed_fragments(int64_t offset = 1, int64_t delay = 2) {
   return fmt::format(
       "  - local_steps: {{over: site, match: '**/weight', every: 3, delay: 1, outer: {{sgd: {{lr: "
       "0.7, momentum: 0.9, nesterov: true}}}}}}\n"
-      "  - local_steps: {{over: site, every: 3, offset: {}, delay: 2, mix: 0.5, outer: {{adamw: "
+      "  - local_steps: {{over: site, every: 3, offset: {}, delay: {}, mix: 0.5, outer: {{adamw: "
       "{{lr: 0.01, eps: 1e-3}}}}}}\n",
-      offset);
+      offset, delay);
 }
 
 struct Way {
@@ -59,6 +60,15 @@ const std::string kTensor3 =
     "mesh: {site: 2, dp: 2, tp: 2}\ndirectives:\n"
     "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n" +
     std::string(kGptTensor);
+// Zeros after the classes, and after the heads of each projection of a weight.
+const std::string kPads =
+    "  - shard: {match: ['**/wte/*', '**/qkv/*', '**/fc/*'], dim: 0, over: tp, pad: true}\n"
+    "  - shard: {match: ['**/proj/weight', '**/fc_out/weight'], dim: 1, over: tp, pad: true}\n";
+const std::string kPadded = "mesh: {site: 2, tp: 3}\ndirectives:\n" + kPads;
+const std::string kPadded3 =
+    "mesh: {site: 2, dp: 2, tp: 3}\ndirectives:\n"
+    "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n" +
+    kPads;
 // Sites have norms of their own, all of which are larger.
 const char* const kClip = "clip_norm: 0.05, optimizer: {sgd: {lr: 0.5, momentum: 0.9}}";
 const Way kWays[] = {
@@ -83,6 +93,17 @@ const Way kWays[] = {
     {"zero3_bf16",
      "include: <zero3>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"
      "  - precision: {compute: bf16}\n"},
+    {"zero3_in_8_bits",
+     "mesh: {site: 2, dp: 2}\ndirectives:\n"
+     "  - replicate: {over: dp, shard: [optimizer, gradients, parameters], gather: {dtype: int8, "
+     "lossy: true, block: 32}, reduce: {dtype: int8, lossy: true, block: 32}}\n"},
+    {"zero3_in_16_bits",
+     "mesh: {site: 2, dp: 2}\ndirectives:\n"
+     "  - replicate: {over: dp, shard: [optimizer, gradients, parameters], gather: {dtype: bf16, "
+     "lossy: true}}\n"},
+    {"shares",
+     "mesh: {site: 2}\ndirectives:\n"
+     "  - split: {dim: samples, into: 2, sizes: [3, 1], as: share}\n"},
     {"zero3_in_zero2",
      "mesh: {site: 2, node: 2, gpu: 2}\ndirectives:\n"
      "  - replicate: {over: node, shard: [optimizer, gradients]}\n"
@@ -145,6 +166,9 @@ const Way kWays[] = {
      "directives:\n  - recompute: {where: {stage: 0}}\n",
      "gpt"},
     {"tp", kTensor.c_str(), "gpt", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
+    {"padded", kPadded.c_str(), "gpt", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
+    {"padded_zero3", kPadded3.c_str(), "gpt",
+     "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}, ema: {decay: 0.9}", false},
     {"clip", "mesh: {site: 2}\ndirectives:\n", "mlp", kClip},
     {"clip_four", "mesh: {site: 4}\ndirectives:\n", "mlp", kClip},
     {"clip_stages",
@@ -262,12 +286,42 @@ TEST(LocalStepsDelay, OthersDiverge) {
   EXPECT_GT(largest_difference(trained[4], trained[3]), 1e-4) << "a mixture without a delay";
 }
 
-// Of updates that are due at the same steps one runs beside the next step, the other before it.
+// Of updates that are due at the same steps one runs beside the next step, and the other beside
+// those after it, or, if sites get it before these, before the next step.
 TEST(LocalStepsDelay, SeveralUpdatesAtOneStep) {
   NEED_MODEL("mlp");
-  expect_one_device(kWays[0], delayed_fragments(0));
-  expect_one_device(*std::ranges::find(kWays, std::string_view("stages"), &Way::name),
-                    delayed_fragments(0));
+  for (const int64_t delay : {1, 2}) {
+    expect_one_device(kWays[0], delayed_fragments(0, delay));
+    expect_one_device(*std::ranges::find(kWays, std::string_view("stages"), &Way::name),
+                      delayed_fragments(0, delay));
+  }
+}
+
+// Each of the steps before sites get an update has a part of it beside it, of about as many bytes
+// of each stage's parameters. What another update is beside is left to that.
+TEST(LocalStepsDelay, RunsBesideAllSteps) {
+  NEED_MODEL("gpt");
+  const Way& way = *std::ranges::find(kWays, std::string_view("zero3_stages"), &Way::name);
+  const auto compiled = compile_way(way, delayed(4, 0.5, 9));
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  for (const RoleProgram& role : compiled->set.roles) {
+    const std::vector<OuterUpdate>& updates = role.outer_updates;
+    ASSERT_EQ(updates.size(), 6u);
+    std::vector<int64_t> bytes;
+    for (size_t u = 1; u < 5; ++u) {
+      EXPECT_EQ(updates[u].offset, 9 + static_cast<int64_t>(u));
+      EXPECT_TRUE(runs_beside(role, updates[u])) << u;
+      bytes.push_back(outer_bytes(role, updates[u]));
+    }
+    EXPECT_LE(*std::ranges::max_element(bytes), 2 * *std::ranges::min_element(bytes));
+  }
+  const auto both = compile_way(kWays[0], delayed_fragments(0));
+  ASSERT_TRUE(both) << print_error(both.error());
+  std::set<int64_t> steps;
+  size_t beside = 0;
+  for (const OuterUpdate& update : both->set.roles[0].outer_updates)
+    if (runs_beside(both->set.roles[0], update)) ++beside, steps.insert(update.offset % 3);
+  EXPECT_EQ(steps.size(), beside);
 }
 
 // The control: the norm of all sites, and none, clip otherwise than each site's own.
@@ -541,14 +595,14 @@ TEST_P(LocalStepsProof, FindsDelayedUpdatesThatAreWrong) {
   const PlanSet& single = *compiled->single;
   EXPECT_EQ(first_finding(compiled->set, single), "");
   const std::vector<OuterUpdate>& updates = compiled->set.roles[0].outer_updates;
-  ASSERT_EQ(updates.size(), 3u);
-  EXPECT_TRUE(runs_beside(compiled->set.roles[0], updates[1]));
+  ASSERT_EQ(updates.size(), 4u);
+  for (const size_t u : {1, 2}) EXPECT_TRUE(runs_beside(compiled->set.roles[0], updates[u])) << u;
   const auto finding_of = [&](auto&& change) {
     PlanSet other = compiled->set;
     for (RoleProgram& role : other.roles) change(role);
     return first_finding(other, single);
   };
-  for (size_t u = 0; u < 3; ++u) {
+  for (size_t u = 0; u < updates.size(); ++u) {
     EXPECT_NE(finding_of([&](auto& role) { ++role.outer_updates[u].offset; }), "") << u;
     EXPECT_NE(finding_of([&](auto& role) { role.outer_updates[u].instructions.clear(); }), "") << u;
     for (size_t r = 0; r < 2; ++r)
@@ -576,8 +630,8 @@ TEST_P(LocalStepsProof, FindsDelayedUpdatesThatAreWrong) {
     for (const int32_t buffer : own) role.buffers[static_cast<size_t>(buffer)].offset -= down;
     role.arena_bytes = 0;
     for (const Buffer& buffer : role.buffers)
-      role.arena_bytes = std::max(
-          role.arena_bytes, align_up(buffer.offset + role.tensor(buffer).type.bytes()));
+      role.arena_bytes =
+          std::max(role.arena_bytes, align_up(buffer.offset + role.tensor(buffer).type.bytes()));
   });
   EXPECT_NE(race.find("a step beside an outer update"), std::string::npos) << race;
 }

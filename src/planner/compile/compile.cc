@@ -87,22 +87,25 @@ void seed_kept(const Graph& graph, const Making& of_evaluation, AxisCut& cut) {
     const bool is_seeded =
         std::any_of(cut.seeds.begin(), cut.seeds.end(),
                     [&](const ShardSeed& seed) { return seed.value == param.value; });
-    if (lies == of_evaluation.lie.end() || is_seeded) continue;
+    // Of what has zeros at its end the strategy says where it is cut.
+    if (lies == of_evaluation.lie.end() || is_seeded || !lies->second.padded.empty()) continue;
     ShardSeed seed{.value = param.value, .at = cut.seeds.front().at};
-    for (const AxisLayout& one : lies->second)
+    for (const AxisLayout& one : lies->second.over)
       if (one.axis == cut.axis)
         seed.dim = one.layout.dim, seed.outer = one.layout.outer, seed.zigzag = one.layout.mirrored;
     cut.seeds.push_back(std::move(seed));
   }
 }
 
-// Outer parameters are cut as those of the sites are in the step.
+// Outer parameters are cut as those of the sites are in the step, and have as many zeros.
 std::vector<AxisCut> cuts_of_outer(const Graph& graph, const Making& making) {
   std::vector<AxisCut> cuts;
+  std::map<ValueId, Shape> padded;  // what the axes so far have left to a rank
   for (const Param& param : graph.params) {
     const auto lies = making.lie.find(param.name);
     if (lies == making.lie.end()) continue;
-    for (const AxisLayout& one : lies->second) {
+    if (!lies->second.padded.empty()) padded[param.value] = lies->second.padded;
+    for (const AxisLayout& one : lies->second.over) {
       auto cut = std::ranges::find(cuts, one.axis, &AxisCut::axis);
       if (cut == cuts.end()) {
         const MeshAxis& axis = making.strategy.mesh[static_cast<size_t>(one.axis)];
@@ -115,17 +118,35 @@ std::vector<AxisCut> cuts_of_outer(const Graph& graph, const Making& making) {
                             .zigzag = one.layout.mirrored});
     }
   }
+  for (AxisCut& cut : cuts)
+    for (ShardSeed& seed : cut.seeds)
+      if (const auto left = padded.find(seed.value); left != padded.end() && seed.dim >= 0) {
+        int64_t& extent = left->second[static_cast<size_t>(seed.dim)];
+        seed.pad_to = extent / std::max<int64_t>(seed.outer, 1);
+        extent /= cut.ranks;
+      }
   return cuts;
 }
 
+// Returns the dims of a parameter on all ranks together, if some have zeros at their ends.
+Shape padded_shape(const Value& value, const std::vector<MeshAxis>& mesh) {
+  if (value.unpadded.empty()) return {};
+  Shape shape = value.type.shape;
+  for (const AxisLayout& lies : value.over)
+    if (lies.layout.kind == LayoutKind::kSharded)
+      shape[static_cast<size_t>(lies.layout.dim)] *= mesh[static_cast<size_t>(lies.axis)].size;
+  return shape;
+}
+
 void note_kept(const Graph& graph, Making& of_step) {
-  for (const Param& param : graph.params)
-    if (graph.value(param.value).unpadded.empty()) {  // else the strategy says where it is cut
-      of_step.lie[param.name] = graph.value(param.value).over;
-      if (const auto site = site_of(param.name); site && !of_step.outer.empty())
-        for (const std::string& likewise : {site->second, taken_of(param.name)})
-          of_step.lie[likewise] = graph.value(param.value).over;
-    }
+  for (const Param& param : graph.params) {
+    const Value& value = graph.value(param.value);
+    const Lies lies{value.over, padded_shape(value, of_step.strategy.mesh)};
+    of_step.lie[param.name] = lies;
+    if (const auto site = site_of(param.name); site && !of_step.outer.empty())
+      for (const std::string& likewise : {site->second, taken_of(param.name)})
+        of_step.lie[likewise] = lies;
+  }
 }
 
 // Rows that travel packed are in the order of those of one device. Several axes keep that only
@@ -751,7 +772,7 @@ class Compilation {
   std::vector<OuterGraph> outer_;
   Summing summing_, of_evaluation_;
   std::vector<Summing> of_outer_;  // as `outer_`
-  std::map<std::string, std::vector<AxisLayout>> lie_;
+  std::map<std::string, Lies> lie_;
   InBlocksOf in_blocks_;
 };
 

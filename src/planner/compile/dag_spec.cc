@@ -67,7 +67,8 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   if (making.is_oracle() && making.target != Target::kFirst) spec.replicas_in_turn = cut.replicas;
   if (making.target != Target::kFirst || rounds_terms(cut, making.summing))
     spec.rounds = cut.rounds, spec.rounds_of = cut.rounds_of;
-  if (making.is_oracle()) spec.in_blocks = making.in_blocks;
+  // An outer update reads parameters as they are kept.
+  if (making.is_oracle() && !making.is_outer) spec.in_blocks = making.in_blocks;
   if (!making.is_single()) spec.in_blocks.reduced.clear();  // it has no terms of replicas
   if (making.trained != nullptr) spec.trained = *making.trained;
   spec.keeps_copies = making.strategy.local_steps.empty();

@@ -20,6 +20,12 @@ namespace piper {
 // to prove the strategy's plans by.
 enum class Target { kStrategy, kSingle, kFirst, kUncut };
 
+// Says how axes cut a parameter or buffer, and its dims with zeros at their ends; none: without.
+struct Lies {
+  std::vector<AxisLayout> over;
+  Shape padded;
+};
+
 // Is passed through the steps from the differentiated graph to plans.
 struct Making {
   Target target;
@@ -33,7 +39,7 @@ struct Making {
   const Graph* evaluation;  // the step of the model as it is evaluated; null: none is asked for
   Summing& of_evaluation;   // as `summing`
   // How axes cut each parameter and buffer of the step; an evaluation cuts them alike.
-  std::map<std::string, std::vector<AxisLayout>>& lie;
+  std::map<std::string, Lies>& lie;
   // How the strategy's plan sends parameters and gradients in blocks; reference plans round so.
   InBlocksOf& in_blocks;
   std::span<const OuterGraph> outer = {};                       // the steps between local steps

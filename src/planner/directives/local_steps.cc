@@ -1,5 +1,6 @@
 // The directive `local_steps`: what goes with it, and where the ops of each site are placed.
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "match.h"
@@ -44,11 +45,8 @@ Status check_directives(const Strategy& strategy) {
                     "not supported: parameters that are sharded, with an outer optimizer that "
                     "looks at whole tensors ({})",
                     name);
-    if (one.gather_dtype || one.gather_in.any())
-      return not_supported(one.gather_dtype_at, "parameters that are gathered in fewer bits");
   }
   for (const ShardRule& one : strategy.shards) {
-    if (one.pad) return not_supported(one.at, "shards with padding");
     if (is_taken(one.over))
       return fail(one.over_at, "'{}' is the axis of local_steps, whose sites train by themselves",
                   axis);
@@ -68,7 +66,10 @@ Status check_directives(const Strategy& strategy) {
     if (std::ranges::count(tags, "step") > 0) return not_supported(order.at, "steps that overlap");
   }
   for (const Split& split : strategy.splits) {
-    if (split.of_samples) return not_supported(split.at, "a split of samples");
+    if (split.of_samples && std::ranges::any_of(strategy.places, [&](const Place& place) {
+          return std::ranges::count(place.where, split.as, &Condition::tag) > 0;
+        }))
+      return not_supported(split.at, "shares of samples that 'place' puts on devices");
     if (is_placed(strategy, split))
       return not_supported(split.at, "parts that 'place' puts on devices");
   }
@@ -135,7 +136,50 @@ Result<std::vector<std::set<std::string>>> names_joined(const Graph& forward,
   return joined;
 }
 
-std::string explain_delay(const LocalSteps& local, const Graph& taken) {
+// Returns whether some step may have both.
+bool meet(const OuterUpdate& a, const OuterUpdate& b) {
+  return (a.offset - b.offset) % std::gcd(a.every, b.every) == 0;
+}
+
+// Returns at which of the steps before sites get it a delayed update runs, a part beside each: a
+// step has one update beside it, so those that others take are left out. Each is a section of the
+// plan, which limits their number.
+std::vector<int64_t> steps_beside(const LocalSteps& local, int64_t first, size_t parameters,
+                                  const std::vector<OuterGraph>& others) {
+  constexpr size_t kMost = 8;
+  std::vector<int64_t> free;
+  for (int64_t step = first + 1; step <= first + local.delay; ++step)
+    if (std::ranges::none_of(others, [&](const OuterGraph& other) {
+          return other.beside && meet(other.update, {.every = local.every, .offset = step});
+        }))
+      free.push_back(step);
+  if (free.empty()) return {first + 1};
+  const size_t count = std::min({free.size(), std::max<size_t>(parameters, 1), kMost});
+  std::vector<int64_t> steps;
+  for (size_t k = 0; k < count; ++k) steps.push_back(free[k * free.size() / count]);
+  return steps;
+}
+
+// Shares parameters out, the largest ones first, each to the part that has fewest bytes. Equal ones
+// of neighbouring layers come one after the other, so that each stage has some in all parts.
+std::vector<std::set<std::string>> in_parts(const Graph& forward,
+                                            const std::set<std::string>& names, size_t count) {
+  std::vector<std::pair<int64_t, std::string>> sizes;
+  for (const Param& param : forward.params)
+    if (names.contains(param.name))
+      sizes.emplace_back(forward.value(param.value).type.bytes(), param.name);
+  std::ranges::stable_sort(sizes, std::greater(), [](const auto& one) { return one.first; });
+  std::vector<std::set<std::string>> parts(count);
+  std::vector<int64_t> sums(count);
+  for (const auto& [bytes, name] : sizes) {
+    const auto least = static_cast<size_t>(std::ranges::min_element(sums) - sums.begin());
+    parts[least].insert(name);
+    sums[least] += bytes;
+  }
+  return parts;
+}
+
+std::string explain_delay(const LocalSteps& local, size_t parts, const Graph& taken) {
   int64_t bytes = 0;
   for (const StateUpdate& update : taken.updates)
     if (const auto site = site_of(taken.value(update.state).name); site && site->first == 0)
@@ -143,8 +187,9 @@ std::string explain_delay(const LocalSteps& local, const Graph& taken) {
   if (local.delay == 0)
     return fmt::format("what sites had takes {} more on each", human_bytes(bytes));
   return fmt::format(
-      "an update runs beside the step after the one at which it is due, and sites get it {} step{} "
-      "after that one; what they had then takes {} more on each",
+      "an update runs {}, and sites get it {} step{} after the one at which it is due; what they "
+      "had then takes {} more on each",
+      parts == 1 ? "beside a step" : fmt::format("in {0} parts beside {0} steps", parts),
       local.delay, local.delay == 1 ? "" : "s", human_bytes(bytes));
 }
 
@@ -194,20 +239,32 @@ Result<Sites> make_sites(Graph forward, const Strategy& strategy,
   PIPER_ASSIGN(const auto joined, names_joined(forward, entries));
   const int64_t sites = sites_of(strategy);
   Sites made{copy_for_sites(forward, sites, entries[0].over), {}};
+  size_t counters = 0;
   for (size_t e = 0; e < entries.size(); ++e) {
     const LocalSteps& local = entries[e];
-    OuterSpec spec{local.outer, joined[e], e == 0 ? "outer.step" : fmt::format("outer.step.{}", e),
-                   local.delay > 0 || local.mix > 0, local.mix};
+    const int64_t first = local.offset == 0 ? local.every : local.offset;
+    const std::vector<int64_t> steps =
+        local.delay == 0 ? std::vector{first}
+                         : steps_beside(local, first, joined[e].size(), made.outer);
+    OuterSpec spec{local.outer, joined[e], "", local.delay > 0 || local.mix > 0, local.mix};
     spec.optimizer.ema = strategy.train.ema;  // of the model, which the outer parameters are
-    Result<Graph> outer = outer_step(made.forward, sites, spec, region_tags);
-    if (!outer) {
-      if (outer.error().at.file.empty()) outer.error().at = local.at;
-      return std::move(outer).error();
-    }
+    std::vector<Graph> outer;
     int64_t bytes = 0;
-    for (const StateUpdate& update : outer->updates)
-      if (!site_of(outer->value(update.state).name))
-        bytes += outer->value(update.state).type.bytes();
+    for (const std::set<std::string>& names : in_parts(forward, joined[e], steps.size())) {
+      OuterSpec part = spec;
+      part.names = names;
+      part.step = counters == 0 ? "outer.step" : fmt::format("outer.step.{}", counters);
+      ++counters;
+      Result<Graph> step = outer_step(made.forward, sites, part, region_tags);
+      if (!step) {
+        if (step.error().at.file.empty()) step.error().at = local.at;
+        return std::move(step).error();
+      }
+      for (const StateUpdate& update : step->updates)
+        if (!site_of(step->value(update.state).name))
+          bytes += step->value(update.state).type.bytes();
+      outer.push_back(*std::move(step));
+    }
     Explanation report{
         local.at,
         "local_steps",
@@ -219,24 +276,24 @@ Result<Sites> make_sites(Graph forward, const Strategy& strategy,
                          : fmt::format(" of {} parameters, {} after each multiple of {}",
                                        joined[e].size(), local.offset, local.every),
                      human_bytes(bytes))}};
-    OuterUpdate update{.every = local.every, .offset = local.offset};
-    const int64_t first = local.offset == 0 ? local.every : local.offset;
+    const auto add = [&](Graph graph, int64_t at, bool beside) {
+      const OuterUpdate update{.every = local.every, .offset = at};
+      made.outer.push_back({std::move(graph), update, beside, local.at});
+    };
     if (spec.is_delayed) {
       Graph taken = taking_step(made.forward, sites, spec, region_tags);
-      report.lines.push_back(explain_delay(local, taken));
-      made.outer.push_back({std::move(taken), update, false, local.at});
-      update.offset = first + std::min<int64_t>(local.delay, 1);
+      report.lines.push_back(explain_delay(local, steps.size(), taken));
+      add(std::move(taken), local.offset, false);
     }
     if (local.mix > 0)
       report.lines.push_back(
           fmt::format("sites go on with {} of their own parameters and {} of the outer ones",
                       local.mix, 1 - local.mix));
     out.push_back(std::move(report));
-    made.outer.push_back({*std::move(outer), update, local.delay > 0, local.at});
-    if (!spec.is_delayed) continue;
-    update.offset = first + local.delay;
-    made.outer.push_back(
-        {joining_step(made.forward, sites, spec, region_tags), update, false, local.at});
+    for (size_t k = 0; k < outer.size(); ++k)
+      add(std::move(outer[k]), spec.is_delayed ? steps[k] : local.offset, local.delay > 0);
+    if (spec.is_delayed)
+      add(joining_step(made.forward, sites, spec, region_tags), first + local.delay, false);
   }
   return made;
 }

@@ -126,7 +126,8 @@ class Padding {
   };
   PadMark choose(const ShardSeed& seed) {
     constexpr size_t kMostWays = 32;
-    std::vector<PadMark> ways{{seed.dim, 1, extent_of(seed), 1, 0, &seed}};
+    const int64_t stretches = std::max<int64_t>(seed.outer, 1);
+    std::vector<PadMark> ways{{seed.dim, stretches, extent_of(seed) / stretches, 1, 0, &seed}};
     size_t best = 0;
     std::tuple<int, int, int64_t, int64_t, int64_t> least{INT_MAX, 0, 0, 0, 0};
     for (size_t w = 0; w < ways.size() && w < kMostWays; ++w) {
