@@ -542,6 +542,14 @@ TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
   refused(
       {"", kChunks + "  - place: {where: {stage: s, seq: k}, on: {pp: s}}\n", "{pp: 2}", kStages},
       "chunks of one sample on several devices");
+  const std::string two_axes =
+      "  - shard: {input: '*', dim: 1, over: [a, b]}\n"
+      "  - shard: {match: '**', dim: none, over: [a, b]}\n";
+  for (const char* const by : {"heads, over: b}\n  - shard: {attention: '**', by: ring, over: a",
+                               "ring, over: a}\n  - shard: {attention: '**', by: ring, over: b"})
+    refused({"", kTwoChunks + two_axes + "  - shard: {attention: '**', by: " + by + "}\n",
+             "{a: 2, b: 2}"},
+            "of chunks of tokens that '");
 }
 
 }  // namespace

@@ -141,7 +141,7 @@ Shape padded_shape(const Value& value, const std::vector<MeshAxis>& mesh) {
 void note_kept(const Graph& graph, Making& of_step) {
   for (const Param& param : graph.params) {
     const Value& value = graph.value(param.value);
-    const Lies lies{value.over, padded_shape(value, of_step.strategy.mesh)};
+    const CutOfState lies{value.over, padded_shape(value, of_step.strategy.mesh)};
     of_step.lie[param.name] = lies;
     if (const auto site = site_of(param.name); site && !of_step.outer.empty())
       for (const std::string& likewise : {site->second, taken_of(param.name)})
@@ -772,7 +772,7 @@ class Compilation {
   std::vector<OuterGraph> outer_;
   Summing summing_, of_evaluation_;
   std::vector<Summing> of_outer_;  // as `outer_`
-  std::map<std::string, Lies> lie_;
+  std::map<std::string, CutOfState> lie_;
   InBlocksOf in_blocks_;
 };
 

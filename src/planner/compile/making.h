@@ -21,7 +21,7 @@ namespace piper {
 enum class Target { kStrategy, kSingle, kFirst, kUncut };
 
 // Says how axes cut a parameter or buffer, and its dims with zeros at their ends; none: without.
-struct Lies {
+struct CutOfState {
   std::vector<AxisLayout> over;
   Shape padded;
 };
@@ -39,7 +39,7 @@ struct Making {
   const Graph* evaluation;  // the step of the model as it is evaluated; null: none is asked for
   Summing& of_evaluation;   // as `summing`
   // How axes cut each parameter and buffer of the step; an evaluation cuts them alike.
-  std::map<std::string, Lies>& lie;
+  std::map<std::string, CutOfState>& lie;
   // How the strategy's plan sends parameters and gradients in blocks; reference plans round so.
   InBlocksOf& in_blocks;
   std::span<const OuterGraph> outer = {};                       // the steps between local steps

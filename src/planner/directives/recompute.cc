@@ -139,7 +139,8 @@ class Recomputer {
           if (is_rest(recompute) && !is_rest(directive_of(known))) continue;
           return fail(recompute.at, "recompute: {} at '{}' is chosen twice", graph_.nodes[i].op,
                       graph_.nodes[i].scope)
-              .with_note("first at " + place_of(directive_of(known).at));
+              .with_note("first at " + place_of(directive_of(known).at))
+              .with_note("help: `match` of one of them without these: [\"**\", \"!SCOPE/**\"]");
         }
         ++matched;
         const auto [it, is_new] = ids_.emplace(*group, static_cast<int32_t>(groups_.size()));
