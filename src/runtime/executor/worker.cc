@@ -7,12 +7,25 @@
 #include "piper/devices/cpu.h"
 
 namespace piper {
+namespace {
+
+// Returns the signals that go to other threads. A thread causes the rest itself, as by a read of a
+// file that was cut: where they are blocked, the system ends the process, whatever handles them.
+sigset_t signals_for_others() {
+  sigset_t all;
+  sigfillset(&all);
+  for (const int own : {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS})
+    sigdelset(&all, own);
+  return all;
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Worker>> Worker::start(std::function<void()> work, int core) {
   std::unique_ptr<Worker> made(new Worker(std::move(work)));
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // what it has at its start
+  const sigset_t others = signals_for_others();
+  sigset_t before;
+  pthread_sigmask(SIG_SETMASK, &others, &before);  // what it has at its start
   std::optional<std::string> problem;
   try {
     made->thread_ = std::thread([worker = made.get(), core] {
