@@ -122,6 +122,22 @@ class OverTcp : public Command {
   }
 };
 
+// Another program may have filled the memory that the processes of a host share: then they send
+// each other what they would have read there.
+TEST_F(OverTcp, RanksOfOneHostDoWithoutSharedMemory) {
+  if (run_shell("unshare -rm mount -t tmpfs -o size=8k tmpfs /dev/shm 2>&1").first != 0)
+    GTEST_SKIP() << "only a user who may mount a file system can fill one";
+  const auto [code, output] = run_shell(plans("--steps 4 --save " + path("a")) + " 2>&1");
+  ASSERT_EQ(code, 0) << output;
+  std::ofstream(path("full.sh")) << "mount -t tmpfs -o size=8k tmpfs /dev/shm\n"
+                                    "head -c 8192 /dev/zero > /dev/shm/full\n"
+                                 << as_processes(2, torch_variables(2, free_port()),
+                                                 plans("--steps 4 --save " + path("b")));
+  const auto [also, said] = run_shell(fmt::format("unshare -rm bash {} 2>&1", path("full.sh")));
+  EXPECT_EQ(also, 0) << said;
+  EXPECT_EQ(bytes_of(path("a")), bytes_of(path("b")));
+}
+
 TEST_F(OverTcp, AllStartsSaveTheSameBytes) {
   const auto [code, output] = run_shell(plans("--steps 4 --save " + path("a")) + " 2>&1");
   ASSERT_EQ(code, 0) << output;

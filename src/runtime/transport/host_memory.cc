@@ -65,14 +65,16 @@ void HostMemory::make_block() {
   prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
 }
 
-// Whoever comes first makes it; it is as long for all.
+// Whoever comes first makes it; it is as long for all. Its memory is taken at once: where the file
+// system is full, ranks share nothing, and a write to a page that cannot be had would end them.
 void HostMemory::open_entries(uint64_t job) {
   const std::string name = fmt::format("/piper-{:016x}", job);
   const int file = shm_open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) return;
   name_ = name;
   const size_t bytes = static_cast<size_t>(world_) * sizeof(HostEntry);
-  if (ftruncate(file, static_cast<off_t>(bytes)) == 0) entries_ = map_file<HostEntry>(file, bytes);
+  if (posix_fallocate(file, 0, static_cast<off_t>(bytes)) == 0)
+    entries_ = map_file<HostEntry>(file, bytes);
   close(file);
   if (entries_ == nullptr) return;
   HostEntry& own = entries_[rank_];
