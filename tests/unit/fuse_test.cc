@@ -164,6 +164,27 @@ TEST(FuseColumns, SlicesOf16BitsAreColumnsOfOneCast) {
   EXPECT_NE(want, args);
 }
 
+// A model may name one value again and again: no stack has room for as many names, nor is each
+// looked up from all others.
+TEST(FuseColumns, ALongChainOfNamesOf16BitsIsWidenedInItsOrder) {
+  constexpr int32_t kNames = 100'000;
+  const TensorType x{DType::kBF16, {4, 4}};
+  Program program = program_of({x, x, x}, 2, {1}, {{"Neg", {}, {0}, {2}}});
+  for (int32_t k = 0; k < kNames; ++k) {
+    program.values.push_back(x);
+    program.ops.push_back({"Reshape", {}, {2 + k}, {3 + k}});
+  }
+  program.ops.push_back({"Tanh", {}, {2 + kNames}, {1}});
+  const Program wide = widened(program, [](std::string_view op) { return op == "Reshape"; });
+  // Casts around Neg, what Neg makes in f32, its names once more, and a cast after Tanh.
+  ASSERT_EQ(wide.ops.size(), size_t{2} * kNames + 6);
+  const ProgramOp &tanh = wide.ops[wide.ops.size() - 2], &last = wide.ops[wide.ops.size() - 3];
+  EXPECT_EQ(tanh.op, "Tanh");
+  EXPECT_EQ(last.op, "Reshape");
+  EXPECT_EQ(tanh.inputs, last.outputs);
+  EXPECT_EQ(wide.values[static_cast<size_t>(last.inputs[0])].dtype, DType::kF32);
+}
+
 TEST(FuseGroups, AChainWithABroadcastBiasIsOneOpWithTwoOutputs) {
   const TensorType x = f32({4, 8}), bias = f32({8});
   const Program program =

@@ -53,6 +53,7 @@ class Widener {
   void find_roots(const std::vector<ProgramOp>& ops) {
     std::map<int32_t, std::set<int32_t>> parts;
     std::map<int32_t, size_t> writes;  // that are still to come
+    std::vector<int32_t> renamed;      // in order
     for (const ProgramOp& op : ops)
       for (int32_t output : op.outputs) ++writes[output];
     for (const ProgramOp& op : ops) {
@@ -64,8 +65,9 @@ class Widener {
         if (root != input) parts[root].insert(input);
       }
       if ((op.op == "Reshape" || op.op == "Slice") && narrow_value(op.outputs[0]) &&
-          op.outputs[0] >= program_.num_args && writes[op.inputs[0]] == 0)
-        renamed_.emplace(op.outputs[0], op);
+          op.outputs[0] >= program_.num_args && writes[op.inputs[0]] == 0 &&
+          renamed_.emplace(op.outputs[0], op).second)
+        renamed.push_back(op.outputs[0]);
       for (int32_t output : op.outputs) --writes[output];
     }
     for (const auto& [root, values] : parts) {
@@ -73,23 +75,34 @@ class Widener {
       for (int32_t value : values) bytes += program_.values[static_cast<size_t>(value)].bytes();
       if (bytes >= program_.values[static_cast<size_t>(root)].bytes()) roots_.insert(root);
     }
+    for (const int32_t value : renamed)
+      if (has_root(renamed_.at(value).inputs[0])) parts_.insert(value);
   }
-  bool has_root(int32_t value) const {
-    const auto at = renamed_.find(value);
-    return roots_.contains(value) || (at != renamed_.end() && has_root(at->second.inputs[0]));
-  }
+  bool has_root(int32_t value) const { return roots_.contains(value) || parts_.contains(value); }
 
   // Returns the value in f32 whose rounding it is; -1 when there is none.
   int32_t exact(int32_t value) {
-    const auto known = exact_.find(value);
-    if (known != exact_.end()) return known->second;
-    const auto at = renamed_.find(value);
-    if (at == renamed_.end() || at->second.op != "Reshape") return -1;
-    const int32_t from = exact(at->second.inputs[0]);
-    if (from < 0) return -1;
-    const int32_t wide = wide_value(value);
-    program_.ops.push_back({at->second.op, at->second.attrs, {from}, {wide}});
-    return exact_[value] = wide;
+    std::vector<int32_t> names;
+    auto known = exact_.find(value);
+    for (; known == exact_.end(); known = exact_.find(value)) {
+      const auto at = renamed_.find(value);
+      if (at == renamed_.end() || at->second.op != "Reshape") return -1;
+      names.push_back(value);
+      value = at->second.inputs[0];
+    }
+    return rename_again(known->second, names, exact_);
+  }
+  // Makes names of `wide` like these, the last of which names what it is; `made`: by name. Loops
+  // follow names, for chains of them are as long as a model makes them.
+  int32_t rename_again(int32_t wide, std::span<const int32_t> names,
+                       std::map<int32_t, int32_t>& made) {
+    for (size_t n = names.size(); n-- > 0;) {
+      const ProgramOp& like = renamed_.at(names[n]);
+      const int32_t from = std::exchange(wide, wide_value(names[n]));
+      program_.ops.push_back({like.op, like.attrs, {from}, {wide}});
+      made[names[n]] = wide;
+    }
+    return wide;
   }
   bool concat_exact(const ProgramOp& op) {
     if (op.op != "Concat" || !narrow_value(op.outputs[0])) return false;
@@ -129,17 +142,19 @@ class Widener {
   }
 
   int32_t widened(int32_t value) {
-    const auto known = wide_.find(value);
-    if (known != wide_.end()) return known->second;
-    const auto at = renamed_.find(value);
-    if (at != renamed_.end() && has_root(at->second.inputs[0])) {
-      const int32_t from = widened(at->second.inputs[0]), wide = wide_value(value);
-      program_.ops.push_back({at->second.op, at->second.attrs, {from}, {wide}});
-      return wide_[value] = wide;
+    std::vector<int32_t> names;
+    for (auto at = renamed_.find(value);
+         !wide_.contains(value) && at != renamed_.end() && has_root(at->second.inputs[0]);
+         at = renamed_.find(value)) {
+      names.push_back(value);
+      value = at->second.inputs[0];
     }
-    const int32_t wide = wide_value(value);
-    cast(value, wide);
-    return wide_[value] = wide;
+    const auto [known, is_new] = wide_.try_emplace(value);
+    if (is_new) {
+      known->second = wide_value(value);
+      cast(value, known->second);
+    }
+    return rename_again(known->second, names, wide_);
   }
 
   Program program_;
@@ -148,6 +163,7 @@ class Widener {
   std::map<int32_t, int32_t> exact_;      // what it was rounded from
   std::map<int32_t, ProgramOp> renamed_;  // by local: the Reshape or Slice that makes it
   std::set<int32_t> roots_;
+  std::set<int32_t> parts_;  // of these, by any number of names
 };
 
 }  // namespace
