@@ -65,6 +65,60 @@ constexpr int kTogether = kRows;
 // does. Of rows that are a power of two apart, the nearest cache holds little more.
 constexpr int64_t kLinesAhead = 24 / kRows;
 
+// What follows is of tile(), for row i: its sums, in two vectors; a step along the depth, for the
+// rows of the body or, of the last steps, for kTogether of them; what is combined with the sums,
+// and the store. PIPER_TOGETHER ends kTogether rows.
+#define PIPER_DECLARE(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
+#define PIPER_STEP(i)                                                                       \
+  if constexpr (i < R) {                                                                    \
+    const T* row = i / kGroup == 0 ? a0 : i / kGroup == 1 ? a1 : i / kGroup == 2 ? a2 : a3; \
+    const auto ai = hn::Set(d, row[(i % kGroup) * row_step]);                               \
+    x##i = hn::MulAdd(ai, b0, x##i);                                                        \
+    y##i = hn::MulAdd(ai, b1, y##i);                                                        \
+  }
+#define PIPER_TAIL(i) \
+  if constexpr (i / kTogether == kThese) PIPER_STEP(i)
+#define PIPER_COMBINE(i, OP)                         \
+  if constexpr (i < R && i / kTogether == kThese) {  \
+    const T* from = with + (i % kTogether) * step;   \
+    x##i = hn::OP(x##i, hn::LoadU(d, from));         \
+    y##i = hn::OP(y##i, hn::LoadU(d, from + lanes)); \
+  }
+#define PIPER_ADD(i) PIPER_COMBINE(i, Add)
+#define PIPER_MUL(i) PIPER_COMBINE(i, Mul)
+#define PIPER_STORE(i)                              \
+  if constexpr (i < R && i / kTogether == kThese) { \
+    hn::StoreU(x##i, d, c);                         \
+    hn::StoreU(y##i, d, c + lanes);                 \
+    c += c_step;                                    \
+  }
+#define PIPER_TOGETHER(these)                                                 \
+  if constexpr (these * kTogether < R) {                                      \
+    constexpr int kThese = these;                                             \
+    const T* const start[] = {a0, a1, a2, a3, b};                             \
+    for (int64_t k = 0; tail && k < kTail; ++k, b += b_step) {                \
+      const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);          \
+      PIPER_TILE_ROWS(PIPER_TAIL)                                             \
+      a0 += depth_step, a1 += depth_step, a2 += depth_step, a3 += depth_step; \
+    }                                                                         \
+    a0 = start[0], a1 = start[1], a2 = start[2], a3 = start[3], b = start[4]; \
+    if (old) {                                                                \
+      const T* with = old + these * kTogether * t.old_step;                   \
+      const int64_t step = t.old_step;                                        \
+      PIPER_TILE_ROWS(PIPER_ADD)                                              \
+    }                                                                         \
+    for (int o = 0; o < thens; ++o) {                                         \
+      const int64_t step = t.then->then[o].step;                              \
+      const T* with = t.with(o) + these * kTogether * step;                   \
+      if (t.then->then[o].multiply) {                                         \
+        PIPER_TILE_ROWS(PIPER_MUL)                                            \
+      } else {                                                                \
+        PIPER_TILE_ROWS(PIPER_ADD)                                            \
+      }                                                                       \
+    }                                                                         \
+    PIPER_TILE_ROWS(PIPER_STORE)                                              \
+  }
+
 // Fetches a's elements, at the end those of the tile below, while it multiplies: rows of a are too
 // short, and those of a tile too many, for the processor to guess them. The first tile (kPacks),
 // which nobody fetched for, fetches its own, kSoon of k ahead. c is fetched row by row: all at
@@ -85,15 +139,7 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
   int unfetched = t.far ? R : 0;  // rows of c
   const bool tail = t.depth >= kTail;
   const int64_t body = tail ? t.depth - kTail : t.depth;
-#define PIPER_DECLARE(i) auto x##i = hn::Zero(d), y##i = hn::Zero(d);
   PIPER_TILE_ROWS(PIPER_DECLARE)
-#define PIPER_STEP(i)                                                                       \
-  if constexpr (i < R) {                                                                    \
-    const T* row = i / kGroup == 0 ? a0 : i / kGroup == 1 ? a1 : i / kGroup == 2 ? a2 : a3; \
-    const auto ai = hn::Set(d, row[(i % kGroup) * row_step]);                               \
-    x##i = hn::MulAdd(ai, b0, x##i);                                                        \
-    y##i = hn::MulAdd(ai, b1, y##i);                                                        \
-  }
   for (int64_t k = 0; k < body;) {
     // All that the innermost loop does not need is read again: registers are few.
     asm volatile("" ::: "memory");
@@ -137,48 +183,6 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
   for (int64_t k = 0; kPacks && tail && k < kTail; ++k, packed += 2 * lanes) {
     hn::StoreU(hn::LoadU(d, b + k * b_step), d, packed);
     hn::StoreU(hn::LoadU(d, b + k * b_step + lanes), d, packed + lanes);
-  }
-#define PIPER_TAIL(i) \
-  if constexpr (i / kTogether == kThese) PIPER_STEP(i)
-#define PIPER_COMBINE(i, OP)                         \
-  if constexpr (i < R && i / kTogether == kThese) {  \
-    const T* from = with + (i % kTogether) * step;   \
-    x##i = hn::OP(x##i, hn::LoadU(d, from));         \
-    y##i = hn::OP(y##i, hn::LoadU(d, from + lanes)); \
-  }
-#define PIPER_ADD(i) PIPER_COMBINE(i, Add)
-#define PIPER_MUL(i) PIPER_COMBINE(i, Mul)
-#define PIPER_STORE(i)                              \
-  if constexpr (i < R && i / kTogether == kThese) { \
-    hn::StoreU(x##i, d, c);                         \
-    hn::StoreU(y##i, d, c + lanes);                 \
-    c += c_step;                                    \
-  }
-#define PIPER_TOGETHER(these)                                                 \
-  if constexpr (these * kTogether < R) {                                      \
-    constexpr int kThese = these;                                             \
-    const T* const start[] = {a0, a1, a2, a3, b};                             \
-    for (int64_t k = 0; tail && k < kTail; ++k, b += b_step) {                \
-      const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);          \
-      PIPER_TILE_ROWS(PIPER_TAIL)                                             \
-      a0 += depth_step, a1 += depth_step, a2 += depth_step, a3 += depth_step; \
-    }                                                                         \
-    a0 = start[0], a1 = start[1], a2 = start[2], a3 = start[3], b = start[4]; \
-    if (old) {                                                                \
-      const T* with = old + these * kTogether * t.old_step;                   \
-      const int64_t step = t.old_step;                                        \
-      PIPER_TILE_ROWS(PIPER_ADD)                                              \
-    }                                                                         \
-    for (int o = 0; o < thens; ++o) {                                         \
-      const int64_t step = t.then->then[o].step;                              \
-      const T* with = t.with(o) + these * kTogether * step;                   \
-      if (t.then->then[o].multiply) {                                         \
-        PIPER_TILE_ROWS(PIPER_MUL)                                            \
-      } else {                                                                \
-        PIPER_TILE_ROWS(PIPER_ADD)                                            \
-      }                                                                       \
-    }                                                                         \
-    PIPER_TILE_ROWS(PIPER_STORE)                                              \
   }
   c = t.c;
   const int64_t c_step = t.c_step;

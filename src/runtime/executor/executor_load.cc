@@ -500,81 +500,122 @@ Result<std::vector<InputNeed>> data_needs(const PlanSet& set) {
   return needs;
 }
 
+namespace {
+
+// Checks that the backend runs the plan, and that the fabric moves what it queues.
+Status check_backend_fits(const State& state) {
+  const Backend& backend = state.backend;
+  const Fabric& fabric = state.fabric;
+  if (!backend.runs(state.plan->target))
+    return fail("the plan is made for the target '{}', which the {} backend does not run",
+                quote_control(state.plan->target), backend.name())
+        .with_code(ExitCode::kPlan);
+  if (!state.plan->communicators.empty() && backend.is_asynchronous() != fabric.is_asynchronous())
+    return fail("the {} backend and the {} fabric do not work together: only one of them queues",
+                backend.name(), fabric.name())
+        .with_code(ExitCode::kUsage);
+  return ok_status();
+}
+
+// Lets the backend prepare the role. Error (kPlan): that takes more memory than the plan states.
+Status prepare_role(State& state) {
+  state.role = std::make_shared<const RoleProgram>(state.backend.prepare(*state.plan));
+  const RoleProgram& role = *state.role;
+  const int64_t packed = role.arena_bytes - state.plan->arena_bytes;
+  if (state.backend.keeps_within(role.target) && packed > role.packed_bytes)
+    return fail(
+               "rank {} takes {} bytes for packed weights and gaps between rows, the plan states "
+               "{}",
+               state.source.rank, packed, role.packed_bytes)
+        .with_code(ExitCode::kPlan);
+  state.coordinates = coordinates_of(role.mesh, state.source.rank);
+  return ok_status();
+}
+
+// Lists the instructions of windows, then those of bodies that have an outer update beside them.
+void take_instructions(State& state) {
+  const RoleProgram& role = *state.role;
+  state.windows = windows_of(role.steps_ahead);
+  for (size_t w = kWindowsInLists; w < state.windows.size(); ++w)
+    state.taken.push_back(instructions_of(role, state.windows[w]));
+  for (const OuterUpdate& update : role.outer_updates)
+    state.taken.push_back(runs_beside(role, update) ? instructions_beside(role, update)
+                                                    : std::vector<Instruction>());
+}
+
+// Reserves what instructions point into, which stays where it is.
+void reserve_operands(State& state) {
+  size_t instructions = 0;
+  for (const auto* section : state.role->sections()) instructions += section->size();
+  for (const std::vector<Instruction>& section : state.taken) instructions += section.size();
+  state.labels.reserve(instructions);
+  state.pieces.reserve(instructions);
+  state.shards.reserve(instructions);
+  state.messages.reserve(instructions);
+}
+
+Status bind_sections(State& state, Bound& bound) {
+  const RoleProgram& role = *state.role;
+  PIPER_TRY(bind_section(state, "prologue", role.prologue, bound, state.prologue));
+  PIPER_TRY(bind_section(state, nullptr, role.body, bound, state.body));
+  PIPER_TRY(bind_section(state, "epilogue", role.epilogue, bound, state.epilogue));
+  PIPER_TRY(bind_section(state, "evaluation", role.evaluation, bound, state.evaluation));
+  for (const OuterUpdate& update : role.outer_updates)
+    PIPER_TRY(bind_section(state, "outer update", update.instructions, bound,
+                           state.outer_updates.emplace_back()));
+  const size_t windows = state.taken.size() - role.outer_updates.size();
+  for (size_t t = 0; t < state.taken.size(); ++t)
+    PIPER_TRY(bind_section(state, t < windows ? "window" : "beside an outer update", state.taken[t],
+                           bound,
+                           (t < windows ? state.others : state.bodies_beside).emplace_back()));
+  return ok_status();
+}
+
+// Prepares what an asynchronous backend records: times and graphs, where they are kept, and the
+// ends of sections.
+Status prepare_recordings(State& state) {
+  const RankSource& source = state.source;
+  Backend& backend = state.backend;
+  if (backend.keeps_times() && (source.trace_steps > 0 || source.time_every > 0))
+    PIPER_TRY(prepare_times(state));
+  if (source.graphs && source.trace_steps == 0 && backend.can_capture())
+    PIPER_TRY(prepare_graphs(state));
+  for (size_t s = 0; s < state.queues.all.size(); ++s) {
+    PIPER_ASSIGN(const int32_t event, backend.add_event());
+    state.queues.joins.push_back(event);
+  }
+  return ok_status();
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backend& backend,
                                                  Control& control, Fabric& fabric) {
   auto state = std::make_unique<State>(source, backend, control, fabric);
   const PlanSet& set = *source.set;
   state->plan = &set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(source.rank)])];
-  if (!backend.runs(state->plan->target))
-    return fail("the plan is made for the target '{}', which the {} backend does not run",
-                quote_control(state->plan->target), backend.name())
-        .with_code(ExitCode::kPlan);
-  if (!state->plan->communicators.empty() && backend.is_asynchronous() != fabric.is_asynchronous())
-    return fail("the {} backend and the {} fabric do not work together: only one of them queues",
-                backend.name(), fabric.name())
-        .with_code(ExitCode::kUsage);
-  state->role = std::make_shared<const RoleProgram>(backend.prepare(*state->plan));
-  const RoleProgram& role = *state->role;
-  if (const int64_t packed = role.arena_bytes - state->plan->arena_bytes;
-      backend.keeps_within(role.target) && packed > role.packed_bytes)
-    return fail(
-               "rank {} takes {} bytes for packed weights and gaps between rows, the plan states "
-               "{}",
-               source.rank, packed, role.packed_bytes)
-        .with_code(ExitCode::kPlan);
-  state->coordinates = coordinates_of(role.mesh, source.rank);
+  PIPER_TRY(check_backend_fits(*state));
+  PIPER_TRY(prepare_role(*state));
   PIPER_TRY(allocate(*state));
   if (backend.is_asynchronous()) PIPER_TRY(prepare_queues(*state));
   PIPER_TRY(fill_buffers(*state));
   PIPER_TRY(start_helper(*state));
   Bound bound;
-  PIPER_ASSIGN(bound.needs, data_needs(*source.set));
+  PIPER_ASSIGN(bound.needs, data_needs(set));
   PIPER_TRY(load_programs(*state, bound));
-  size_t instructions = 0;
-  for (const auto* section : role.sections()) instructions += section->size();
-  state->windows = windows_of(role.steps_ahead);
-  for (size_t w = kWindowsInLists; w < state->windows.size(); ++w) {
-    state->taken.push_back(instructions_of(role, state->windows[w]));
-    instructions += state->taken.back().size();
-  }
-  const size_t windows = state->taken.size();
-  for (const OuterUpdate& update : role.outer_updates) {
-    state->taken.push_back(runs_beside(role, update) ? instructions_beside(role, update)
-                                                     : std::vector<Instruction>());
-    instructions += state->taken.back().size();
-  }
-  state->labels.reserve(instructions);
-  state->pieces.reserve(instructions);
-  state->shards.reserve(instructions);
-  state->messages.reserve(instructions);
+  take_instructions(*state);
+  reserve_operands(*state);
   find_tool(*state);
-  PIPER_TRY(bind_section(*state, "prologue", role.prologue, bound, state->prologue));
-  PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
-  PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
-  PIPER_TRY(bind_section(*state, "evaluation", role.evaluation, bound, state->evaluation));
-  for (const OuterUpdate& update : role.outer_updates)
-    PIPER_TRY(bind_section(*state, "outer update", update.instructions, bound,
-                           state->outer_updates.emplace_back()));
-  for (size_t t = 0; t < state->taken.size(); ++t)
-    PIPER_TRY(bind_section(*state, t < windows ? "window" : "beside an outer update",
-                           state->taken[t], bound,
-                           (t < windows ? state->others : state->bodies_beside).emplace_back()));
+  PIPER_TRY(bind_sections(*state, bound));
   PIPER_TRY(prepare_collectives(*state));
   PIPER_TRY(stage_inputs(*state));
-  if (backend.keeps_times() && (source.trace_steps > 0 || source.time_every > 0))
-    PIPER_TRY(prepare_times(*state));
-  if (source.graphs && source.trace_steps == 0 && backend.can_capture())
-    PIPER_TRY(prepare_graphs(*state));
-  for (size_t s = 0; s < state->queues.all.size(); ++s) {
-    PIPER_ASSIGN(const int32_t event, backend.add_event());
-    state->queues.joins.push_back(event);
-  }
+  PIPER_TRY(prepare_recordings(*state));
   list_numbers(*state);
   if (source.replay > 0) {
     PIPER_ASSIGN(state->replay, Replay::open(*state, source.replay));
   }
-  state->reports.resize(role.reports.size());
-  state->trace.resize(role.body.size() * static_cast<size_t>(source.trace_steps));
+  state->reports.resize(state->role->reports.size());
+  state->trace.resize(state->role->body.size() * static_cast<size_t>(source.trace_steps));
   return std::unique_ptr<Executor>(new Executor(std::move(state)));
 }
 
