@@ -89,7 +89,7 @@ Exit codes:
       the cause before you restart
   12  the disk or the operating system refused a file, memory or a thread; a run that lost only metrics, trace, profile or
       report went on to its end and has saved what it trained
- 130  interrupted (SIGINT, SIGTERM, SIGHUP; of several processes rank 0): ended after the step under way,
+ 130  interrupted (SIGINT, SIGTERM, SIGHUP, of any process): ended after the step under way,
       results written
 
 To test how a job fails and resumes, PIPER_FAULT=KIND@RANK:STEP:PHASE injects a fault, such as
@@ -228,7 +228,7 @@ void add_evaluation_flags(CLI::App& app, Flags& flags) {
       ->type_name("N")
       ->check(a_count(1));
   app.add_option("--eval-batches", run.evaluation_batches,
-                 "of each set take the first K batches (default: all whole ones)")
+                 "of each set take the first K batches (default: all)")
       ->type_name("K")
       ->check(a_count(1));
   app.add_flag(

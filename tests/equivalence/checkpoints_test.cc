@@ -618,8 +618,10 @@ TEST_F(Checkpoints, FaultsThatDoNotHappenAreTold) {
 }
 
 TEST_F(Checkpoints, AFaultOfAnUpdateIsInItsParameters) {
-  const auto [code, output] = run("ddp2", "--steps 3 --check-replicas 1", "flip@0:2:update");
-  EXPECT_EQ(code, 11) << output;
+  for (const char* plans : {"ddp2", "pp2dp2"}) {
+    const auto [code, output] = run(plans, "--steps 3 --check-replicas 1", "flip@0:2:update");
+    EXPECT_EQ(code, 11) << plans << output;
+  }
 }
 
 TEST_F(Checkpoints, AResumedJobCountsTheStepsThatWereSkippedBefore) {

@@ -662,34 +662,43 @@ TEST_F(Jobs, EvaluateSeveralSets) {
   }
 }
 
-// The run says that other sources of a mixture are not read to their end where one would repeat.
-TEST_F(Jobs, SayWhatOfAMixtureTheyEvaluate) {
-  const auto tokens = [&](const char* name, size_t windows) {
+// The loss of a mixture is that of all samples of all its sources, whatever their weights.
+TEST_F(Jobs, EvaluateAMixtureAsAWhole) {
+  const auto tokens = [&](const char* name, size_t windows, size_t factor) {
     std::string text;
-    for (size_t at = 0; at <= windows * 6; ++at) text += static_cast<char>(at * at % 24);
+    for (size_t at = 0; at <= windows * 6; ++at)
+      text += static_cast<char>((at * at * factor + at / 7) % 24);
     folder_->write(name, text);
   };
-  tokens("small.bin", 8);
-  tokens("large.bin", 66);
-  const auto mix = [&](const char* name, const char* weight) {
-    return folder_->write(
-        name, fmt::format("sources:\n  - {{name: a, files: small.bin, type: u8, weight: {}}}\n"
-                          "  - {{name: b, files: large.bin, type: u8, weight: 66}}\n",
-                          weight));
+  tokens("small.bin", 8, 1);
+  tokens("large.bin", 66, 5);
+  const auto mix = [&](const char* weight) {
+    return "--eval-data " +
+           folder_->write(fmt::format("mix{}.yaml", weight),
+                          fmt::format("sources:\n"
+                                      "  - {{name: a, files: small.bin, type: u8, weight: {}}}\n"
+                                      "  - {{name: b, files: large.bin, type: u8, weight: 66}}\n",
+                                      weight));
   };
-  const auto [code, output] = run("--steps 1 --eval-data " + mix("mix.yaml", "66"));
-  EXPECT_EQ(code, 0) << output;
-  EXPECT_NE(output.find("--eval-data 'valid': a mixture is evaluated until one of its sources "
-                        "would repeat, here after 8 of the 8 samples of 'a' and 8 of the 66 "
-                        "samples of 'b'\n"),
-            output.npos)
-      << output;
-  for (const std::string& flags : {valid(), "--eval-data " + mix("whole.yaml", "8"),
-                                   "--eval-batches 1 --eval-data " + mix("mix.yaml", "66")}) {
-    const auto [all, text] = run("--steps 1 " + flags);
-    EXPECT_EQ(all, 0) << text;
-    EXPECT_EQ(text.find("would repeat"), text.npos) << text;
-  }
+  const auto loss_of = [&](const std::string& data) {
+    std::filesystem::remove(path("mixed.jsonl"));
+    const auto [code, output] = run("--eval-only " + data + " --metrics " + path("mixed.jsonl"));
+    EXPECT_EQ(code, 0) << output;
+    EXPECT_EQ(output.find("left out"), output.npos) << output;
+    const auto found = losses("mixed.jsonl");
+    EXPECT_EQ(found.size(), 1u) << output;
+    return found.empty() ? NAN : found.begin()->second;
+  };
+  const std::string small = "--eval-data " + path("small.bin") + ":u8 ",
+                    large = "--eval-data " + path("large.bin") + ":u8 ";
+  const double whole = loss_of(small + large), equal = loss_of(mix("66")),
+               by_size = loss_of(mix("8"));
+  EXPECT_NEAR(whole, (8 * loss_of(small) + 66 * loss_of(large)) / 74, 1e-6);
+  EXPECT_NEAR(equal, whole, 1e-6);
+  EXPECT_NEAR(by_size, whole, 1e-6);
+  // The first batch is of both by their weights, and so another one where these differ.
+  EXPECT_GT(std::abs(loss_of("--eval-batches 1 " + mix("66")) - whole), 1e-4);
+  EXPECT_NE(loss_of("--eval-batches 1 " + mix("66")), loss_of("--eval-batches 1 " + mix("8")));
 }
 
 // A signal breaks off an evaluation, which then says nothing; SIGUSR1 asks for a checkpoint.

@@ -425,6 +425,123 @@ TEST_F(Switch, ABatchThatGrowsIsEvaluatedInItsStage) {
   EXPECT_NE(evaluation("--eval-only").find("\"batches\":3"), std::string::npos);
 }
 
+// A job that goes back to before a switch runs the steps between again under their plans, and
+// switches again: it ends as one that began there, on the data after what failed.
+TEST_F(Switch, AJobGoesBackToBeforeASwitch) {
+  const auto train = [](int batch) {
+    return fmt::format("train: {{{}, clip_norm: 1.0, global_batch: {}}}\n", kAdam, batch);
+  };
+  compile("back8", kPipes, train(8));
+  compile("back12", "include: <zero3>\nparams: {dp: 4}\n", train(12));
+  const std::string text = read("text.bin");
+  // `samples`: of 32 tokens each, which the data begin after.
+  const auto without = [&](const char* name, size_t samples) {
+    std::ofstream(path(name), std::ios::binary) << text.substr(samples * 32);
+  };
+  const auto on = [&](const std::string& plans, const char* data, const std::string& flags) {
+    return run_shell(
+        fmt::format("{}/bin/piper-run {} --data {}:u8 --threads 1 --no-shuffle {} 2>&1",
+                    PIPER_BINARY_DIR, path(plans), path(data), flags));
+  };
+  const std::string both = "--accept data,global_batch --every 2" + switched("back12", 4);
+  const auto back = [&](const char* folder) {
+    return fmt::format("{} --no-shuffle --on-nan rollback --metrics {}.jsonl --checkpoint {} ",
+                       both, path(folder), path(folder));
+  };
+  // The checkpoint of the switch holds what is not finite. Step 5 fails twice under the new plans.
+  for (const char* const folder : {"back-threads", "back-processes"}) {
+    ASSERT_EQ(run("back8", "--no-shuffle --steps 4 --every 2 --checkpoint " + path(folder),
+                  "nan@*:4:update")
+                  .first,
+              0);
+    const std::string flags = "--steps 7 " + back(folder) + "--resume " + path(folder);
+    const auto [code, output] =
+        folder[5] == 't'
+            ? run("back8", flags)
+            : run_shell("exec 2>&1; " +
+                        as_processes(4, torch_variables(4, free_port()), command("back8", flags)));
+    ASSERT_EQ(code, 0) << output;
+    EXPECT_NE(output.find("the job goes on from the checkpoint after step 2"), output.npos)
+        << output;
+    EXPECT_NE(output.find("after step 4 the job goes on under " + path("back12")), output.npos)
+        << output;
+    const std::string lines = read(std::string(folder) + ".jsonl");
+    for (const int step : {3, 4, 5, 7}) {
+      const std::string line = fmt::format("{{\"step\":{},", step);
+      EXPECT_NE(lines.find(line), lines.npos) << lines;
+      EXPECT_EQ(lines.find(line), lines.rfind(line)) << lines;
+    }
+    const auto reader = CheckpointReader::open(file_storage(), path(folder) + "/step-000000007");
+    ASSERT_TRUE(reader) << print_error(reader.error());
+    EXPECT_EQ(reader->about().samples, 4 * 8 + 2 * 12 + 2 * 8 + 3 * 12);
+  }
+  ASSERT_EQ(on("back8", "text.bin", "--steps 2 --checkpoint " + path("back-straight")).first, 0);
+  std::filesystem::copy(path("back-straight"), path("back-shorter"),
+                        std::filesystem::copy_options::recursive);
+  without("later.bin", 4 * 8 + 2 * 12 - 2 * 8);
+  const auto straight = on("back8", "later.bin",
+                           "--steps 7 " + both + "--resume " + path("back-straight") +
+                               " --checkpoint " + path("back-straight"));
+  ASSERT_EQ(straight.first, 0) << straight.second;
+  EXPECT_TRUE(tensors_of("back-threads") == tensors_of("back-straight"));
+  EXPECT_TRUE(tensors_of("back-processes") == tensors_of("back-straight"));
+  const auto other =
+      on("back8", "text.bin", "--steps 7 " + both + "--checkpoint " + path("back-other"));
+  ASSERT_EQ(other.first, 0) << other.second;
+  EXPECT_FALSE(tensors_of("back-threads") == tensors_of("back-other"));
+
+  // A step that fails whenever it comes: the job goes back so often in all, not under each plans.
+  const auto stuck =
+      run("back8", "--steps 7 --most-rollbacks 2 " + back("back-stuck"), "nan@1:5:backward");
+  EXPECT_EQ(stuck.first, 11) << stuck.second;
+  EXPECT_NE(stuck.second.find("the job has gone back 2 times"), std::string::npos) << stuck.second;
+  ASSERT_EQ(on("back8", "later.bin",
+               "--steps 4 --accept data --resume " + path("back-shorter") + " --checkpoint " +
+                   path("back-shorter"))
+                .first,
+            0);
+  EXPECT_TRUE(tensors_of("back-stuck") == tensors_of("back-shorter"));
+
+  // Without any checkpoint it goes back to where it began.
+  const auto began = run("back8",
+                         "--steps 7 --most-rollbacks 1 --checkpoint-errors ignore --no-shuffle "
+                         "--on-nan rollback --accept global_batch --checkpoint " +
+                             path("back-began") + switched("back12", 4) + "--save " + path("a"),
+                         "disk@0:4:commit,nan@1:5:backward");
+  EXPECT_NE(began.second.find("the job goes on from where it began"), std::string::npos)
+      << began.second;
+  without("latest.bin", 4 * 8 + 12);
+  ASSERT_EQ(on("back8", "latest.bin", "--steps 4 --save " + path("b")).first, 0);
+  EXPECT_TRUE(read("a") == read("b")) << began.second;
+}
+
+// The same over two stages of a batch that grows.
+TEST_F(Switch, ABatchThatGrowsGoesBackToAnEarlierStage) {
+  compile("steps-up", kPipes,
+          fmt::format("train: {{{}, global_batch: 24, rampup: [{{steps: 2, global_batch: 8}}, "
+                      "{{steps: 2, global_batch: 12}}]}}\n",
+                      kAdam));
+  const std::string common = "--no-shuffle --every 1 --checkpoint ", folder = path("went-up");
+  ASSERT_EQ(run("steps-up", "--steps 4 " + common + folder, "nan@*:4:update").first, 0);
+  for (const char* step : {"/step-000000002", "/step-000000003"})
+    std::filesystem::remove_all(folder + step);
+  const auto [code, output] =
+      run("steps-up", "--steps 6 --on-nan rollback " + common + folder + " --resume " + folder);
+  ASSERT_EQ(code, 0) << output;
+  const size_t failed = 2 * 8 + 2 * 12 + 2 * 24;
+  const auto reader = CheckpointReader::open(file_storage(), folder + "/step-000000006");
+  ASSERT_TRUE(reader) << print_error(reader.error());
+  EXPECT_EQ(reader->about().samples, static_cast<int64_t>(failed + 8 + 2 * 12 + 2 * 24));
+  const std::string again = path("straight-up");
+  ASSERT_EQ(run("steps-up", "--steps 1 " + common + again).first, 0);
+  std::ofstream(path("up.bin"), std::ios::binary) << read("text.bin").substr((failed - 8) * 32);
+  const auto straight = run_shell(fmt::format(
+      "{}/bin/piper-run {} --data {}:u8 --threads 1 --steps 6 --accept data {} --resume {} 2>&1",
+      PIPER_BINARY_DIR, path("steps-up"), path("up.bin"), common + again, again));
+  ASSERT_EQ(straight.first, 0) << straight.second;
+  EXPECT_TRUE(tensors_of("went-up") == tensors_of("straight-up"));
+}
+
 // Steps and folders in the index of stages are no plans, whose digests would tell of a change.
 TEST_F(Switch, StagesThatWereChangedAreRefused) {
   compile("stages", kPipes,

@@ -160,6 +160,65 @@ TEST_F(MixTest, StepsEndWhereAnySourceRepeats) {
                         "books: 1 file (raw of u16), 75 tokens, 37 windows of 2 + 1\n"));
 }
 
+// An evaluation takes each sample of each source once, whatever the weights and phases.
+TEST_F(MixTest, EachSampleComesOnceWhereThatIsAsked) {
+  write_sources();
+  const int64_t total = 17 + 27 + 37;
+  const std::string tail[] = {
+      "", "phases:\n  - {from: 9, weights: {web: 0, code: 1, books: 3}}\n",
+      "phases:\n  - {from: 30, weights: {web: 1, code: 0, books: 0}}\n  - {from: 31, weights: "
+      "{web: 0, code: 0, books: 1}}\n  - {from: 4000, weights: {web: 1, code: 2, books: 1}}\n"};
+  for (const std::string& phases : tail)
+    for (const bool fills : {false, true}) {
+      const std::vector<InputNeed> needs = {ids(10, 2)};
+      std::vector<InputNeed> own = needs;
+      own.push_back(own[0]);
+      own[1].name = "labels";
+      own[1].ignore = -100;
+      const auto source = open_data(
+          {.sources = {three(phases)}, .shuffle = false, .each_once = true, .fills = fills}, own,
+          10);
+      ASSERT_TRUE(source) << print_error(source.error());
+      EXPECT_EQ((*source)->samples(), total);
+      EXPECT_EQ((*source)->steps(), fills ? 9 : 8);
+      EXPECT_EQ((*source)->consumed(0), (Counts{{"web", 0}, {"code", 0}, {"books", 0}}));
+      std::map<int64_t, int> seen;
+      std::vector<int64_t> order;
+      for (int64_t step = 0; step < 9; ++step) {
+        const std::vector<int64_t> ids = batch<int64_t>(**source, step, 0, 0, 10, 20),
+                                   labels = batch<int64_t>(**source, step, 1, 0, 10, 20);
+        for (size_t i = 0; i < 10 && step * 10 + static_cast<int64_t>(i) < total; ++i) {
+          ++seen[ids[2 * i]];
+          order.push_back(ids[2 * i]);
+          EXPECT_NE(labels[2 * i], -100);
+        }
+        for (size_t i = 0; fills && step == 8 && i < 10; ++i)
+          EXPECT_EQ(labels[2 * i] == -100, i >= 1) << i;
+      }
+      EXPECT_EQ(std::ssize(seen), total) << phases;
+      // Each source gives its samples in order, and the weights hold as long as they last.
+      for (const int64_t source_number : {1, 2, 3}) {
+        std::vector<int64_t> of_source;
+        for (const int64_t each : order)
+          if (each / 1000 == source_number) of_source.push_back(each);
+        EXPECT_TRUE(std::ranges::is_sorted(of_source)) << phases;
+      }
+      if (phases.empty()) {
+        EXPECT_EQ(std::count_if(order.begin(), order.begin() + 20,
+                                [](int64_t each) { return each < 2000; }),
+                  14);
+      }
+    }
+  // A source that no phase gives a weight is left out.
+  const std::vector<InputNeed> needs = {ids(1, 2)};
+  const std::string file =
+      mix("sources:\n  - {name: web, files: 1.bin, weight: 1}\n"
+          "  - {name: code, files: 2.bin, weight: 0}\n");
+  const auto source = open_data({.sources = {file}, .shuffle = false, .each_once = true}, needs, 1);
+  ASSERT_TRUE(source) << print_error(source.error());
+  EXPECT_EQ((*source)->samples(), 17);
+}
+
 TEST_F(MixTest, OneSourceIsAsOnTheCommandLine) {
   write_sources();
   EXPECT_EQ(samples(mix("sources: [{name: web, files: 3.bin}]\n"), 80), samples(path("3.bin"), 80));

@@ -27,8 +27,11 @@ struct DataOptions {
   // Step `first_step` begins at sample `first_sample` of the endless order of samples, which no
   // batch size changes: a job that goes on with another one goes on with the next sample.
   int64_t first_step = 0, first_sample = 0;
+  // Takes each sample of each source of a mixture once, by the weights as long as sources last.
+  // Else the samples of a mixture repeat where those of one of its sources do.
+  bool each_once = false;
   // Fills up the last batch, where samples are too few, with others whose labels are ignored. This
-  // needs an input of labels that can be ignored, and samples of one source.
+  // needs an input of labels that can be ignored.
   bool fills = false;
 };
 // Says how many samples of a source come before they repeat, and whether each epoch permutes them.
@@ -52,6 +55,8 @@ class BatchSource {
   // had: a batch may begin in one epoch and end in the next. Samples that fill up a batch do not
   // count. INT64_MAX if there is none.
   virtual int64_t steps() const = 0;
+  // Returns how many samples there are before they repeat.
+  virtual int64_t samples() const { return INT64_MAX; }
   // Returns how many samples the steps before `step` have taken of each source, by its name.
   virtual std::vector<std::pair<std::string, int64_t>> consumed(int64_t) const { return {}; }
   // Returns the epochs of the same sources, in the same order.

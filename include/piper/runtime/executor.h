@@ -28,6 +28,7 @@ class StateSource {
 struct GoneBack {
   int64_t step = 0;
   std::shared_ptr<const StateSource> states;
+  bool is_of_other_plans = false;  // these steps were done under plans from before a switch
 };
 
 class Recorder;

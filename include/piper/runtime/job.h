@@ -66,11 +66,11 @@ struct JobOptions {
   int64_t check_replicas = 0;
   OnNan on_nan = OnNan::kStop;
   int64_t most_rollbacks = 3;
+  Rollbacks rollbacks;  // those before this job
   // Finds what the job goes back to; needed for kRollBack. Collective. `tried`: the step of a
   // checkpoint from which it got no further, so that an older one is better; −1: none.
   std::function<Result<GoneBack>(Control& control, int64_t tried)> find_back;
-  // Called on rank 0 when the job has gone back from a step that is not finite (from 0) to where
-  // so many steps are done.
+  // Called on rank 0 when the job has gone back from a step (from 0) to where so many are done.
   std::function<Status(int64_t step, int64_t done)> on_rollback;
   int64_t replay = 0;      // RankSource::replay
   int64_t first_step = 0;  // so many steps were done before this job: `steps` counts them
@@ -83,9 +83,8 @@ struct JobOptions {
   std::string recording;  // RankSource::recording
   std::optional<CheckpointOptions> checkpoint;
   std::atomic<bool>* save = nullptr;  // set by a signal: a checkpoint is written after the step
-  // The job ends before so many seconds have passed since it was started; 0: no limit.
-  double time_limit_s = 0;
-  JobPace pace;  // what is known of it when it begins
+  double time_limit_s = 0;            // the job ends within so long of its start; 0: no limit
+  JobPace pace;                       // what is known of it when it begins
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   // What is evaluated each `evaluate_every` steps (0: never for that) and at the job's end, unless
   // it was interrupted. The first set's loss is the one by which checkpoints are best. Needs plans
@@ -111,8 +110,7 @@ struct JobOptions {
   // between steps: then a run ends one step after its loss has said so, which is one step later for
   // a loss that is not finite, too.
   std::optional<double> target_loss;
-  // Set by a signal, to any rank: the job ends after the step under way.
-  std::atomic<bool>* stop = nullptr;
+  std::atomic<bool>* stop = nullptr;  // set by a signal, to any rank: the job ends after the step
   // Set on any rank (of steps that overlap, rank 0) when its data have changed: it ends so, too.
   const std::atomic<bool>* lost = nullptr;
   std::function<Status(const StepMetrics&)> on_step;  // on rank 0; an error ends the job
@@ -151,9 +149,11 @@ struct JobResult {
   std::string profile, profile_note;
   bool interrupted = false, reached_target = false;
   bool lost = false;  // some rank has lost data or a checkpoint: the job ends early, on all ranks
-  bool goes_on = false;  // JobOptions::on_end was called, on all ranks
-  int64_t left_out = 0;  // steps of data that were taken and not trained on
-  int64_t skipped = 0;   // steps, with those that the options name
+  bool goes_on = false;               // JobOptions::on_end was called, on all ranks
+  std::optional<GoneBack> goes_back;  // where the job has ended to go on under other plans
+  int64_t taken = 0;                  // steps of data, with those that options.first_step counts
+  Rollbacks rollbacks;
+  int64_t skipped = 0;  // steps, with those that the options name
   // Why the job ended early with its training saved: a step was not finite. On all ranks; the
   // message is rank 0's.
   std::optional<Error> ended_by;

@@ -50,6 +50,13 @@ struct JobPace {
   double checkpoint_s = 0;  // the longest so far
 };
 
+// Says how a job has gone back from steps that are not finite.
+struct Rollbacks {
+  int64_t count = 0;
+  int64_t failed = -1;   // the step from which it went back the last time
+  int64_t went_to = -1;  // so many steps were done where it went on
+};
+
 // The loss over a set of data that is not trained on: of all its batches, each counted by its
 // weight.
 struct EvaluationMetrics {

@@ -36,12 +36,60 @@ Mix::Phase Mix::make_phase(const MixPhase& given) {
   return phase;
 }
 
+void Mix::add(const MixPhase& given) {
+  Phase phase = make_phase(given);
+  for (size_t s = 0; s < given.weights.size(); ++s)
+    phase.before.push_back(phases_.empty() ? 0 : count(static_cast<int>(s), given.from));
+  phases_.push_back(std::move(phase));
+}
+
 Mix::Mix(const std::vector<MixPhase>& phases) {
-  for (const MixPhase& given : phases) {
-    Phase phase = make_phase(given);
-    for (size_t s = 0; s < given.weights.size(); ++s)
-      phase.before.push_back(phases_.empty() ? 0 : count(static_cast<int>(s), given.from));
-    phases_.push_back(std::move(phase));
+  for (const MixPhase& given : phases) add(given);
+}
+
+Mix Mix::of_each_once(std::span<const MixPhase> phases, std::span<const int64_t> sizes) {
+  Mix mix;
+  const auto sources = static_cast<int>(sizes.size());
+  std::vector<int64_t> left(sizes.begin(), sizes.end()), weights(sizes.size()), last(sizes.size());
+  const auto of_live = [&](std::vector<int64_t> own) {
+    for (size_t s = 0; s < own.size(); ++s)
+      if (left[s] == 0) own[s] = 0;
+    return own;
+  };
+  const auto divisor_of = [](std::span<const int64_t> own) {  // 0: none has a weight
+    return std::accumulate(own.begin(), own.end(), int64_t{0}, std::gcd<int64_t, int64_t>);
+  };
+  size_t next = 0;  // of the phases
+  for (int64_t at = 0;;) {
+    std::vector<int64_t> live = of_live(weights);
+    for (; next < phases.size() && (phases[next].from <= at || divisor_of(live) == 0); ++next) {
+      weights = phases[next].weights;
+      for (size_t s = 0; s < sizes.size(); ++s)
+        if (weights[s] > 0) last[s] = weights[s];
+      live = of_live(weights);
+    }
+    if (divisor_of(live) == 0) live = of_live(last);
+    const int64_t divisor = divisor_of(live);
+    if (divisor == 0) return mix;
+    for (int64_t& weight : live) weight /= divisor;
+    mix.add({at, live});
+    // The phase lasts until a source ends or the next one begins: more than `low` samples, and at
+    // most `high`.
+    int64_t low = at, high = at;
+    for (int s = 0; s < sources; ++s)
+      if (live[static_cast<size_t>(s)] > 0) high += left[static_cast<size_t>(s)];
+    if (next < phases.size()) high = std::min(high, phases[next].from);
+    while (high - low > 1) {
+      const int64_t middle = low + (high - low) / 2;
+      bool has_ended = false;
+      for (int s = 0; s < sources; ++s)
+        has_ended |= live[static_cast<size_t>(s)] > 0 &&
+                     mix.count(s, middle) >= sizes[static_cast<size_t>(s)];
+      (has_ended ? high : low) = middle;
+    }
+    at = high;
+    for (int s = 0; s < sources; ++s)
+      left[static_cast<size_t>(s)] = sizes[static_cast<size_t>(s)] - mix.count(s, at);
   }
 }
 

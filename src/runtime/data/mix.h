@@ -1,6 +1,7 @@
 // Which of several sources gives a sample: a function of the sample's number, without state.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "piper/base/base.h"
@@ -22,6 +23,10 @@ inline constexpr size_t kMostSources = 64, kMostPhases = 64;
 class Mix {
  public:
   explicit Mix(const std::vector<MixPhase>& phases);  // the first one from 0, then rising
+  // Lets each source give its `sizes` samples and then no more: the others go on by their weights,
+  // and a phase begins early if all that it follows have ended. A source that ends in no phase goes
+  // on behind them with the last weight that it had; one that never has any gives nothing.
+  static Mix of_each_once(std::span<const MixPhase> phases, std::span<const int64_t> sizes);
   struct Place {
     int source = 0;
     int64_t index = 0;  // of the samples that the source gives
@@ -39,7 +44,9 @@ class Mix {
     std::vector<int32_t> counts;  // by source, at every kStride-th sample of a period
   };
   static constexpr int64_t kStride = 256;
+  Mix() = default;
   static Phase make_phase(const MixPhase& phase);
+  void add(const MixPhase& phase);
   const Phase& phase_of(int64_t sample) const;
   int64_t count_in(const Phase& phase, int source, int64_t samples) const;
 

@@ -270,6 +270,7 @@ class Batches final : public BatchSource {
     return read;
   }
   int64_t steps() const override { return pace_.steps_of(samples_); }
+  int64_t samples() const override { return samples_; }
   std::vector<std::pair<std::string, int64_t>> consumed(int64_t step) const override {
     const int64_t samples = pace_.sample_of(step);
     std::vector<std::pair<std::string, int64_t>> counts;
@@ -345,7 +346,7 @@ Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
   Sources sources;
   for (const std::string& text : options.sources) PIPER_TRY(add_source(text, sources));
   DataOptions own = options;
-  own.fills &= sources.tokens.sources.size() <= 1 && std::ranges::any_of(needs, ignores_labels);
+  own.fills &= std::ranges::any_of(needs, ignores_labels);
   if (sources.mixtures.size() + (sources.token_names.empty() ? 0 : 1) > 1)
     return fail("tokens come from one mixture or from files, not from {}",
                 list_with_and(sources.all_tokens()));

@@ -199,8 +199,11 @@ Result<std::shared_ptr<const TokenSet>> TokenSet::open(const TokenSpec& spec, in
     for (const int64_t weight : phase.weights) phases += fmt::format(" {}", weight);
     phases += '\n';
   }
+  std::vector<int64_t> sizes;
+  for (const Source& source : sources) sizes.push_back(source.windows);
+  Mix mix = options.each_once ? Mix::of_each_once(spec.phases, sizes) : Mix(spec.phases);
   return std::shared_ptr<const TokenSet>(
-      new TokenSet(std::move(sources), Mix(spec.phases), phases, length, options.shuffle));
+      new TokenSet(std::move(sources), std::move(mix), phases, length, options.shuffle));
 }
 
 TokenSet::Window TokenSet::window(int64_t sample) const {

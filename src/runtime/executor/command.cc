@@ -97,9 +97,21 @@ std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& 
           {"--param-bound", fmt::format("{}", job.verify.param_bound)}};
 }
 
-// The checkpoint is of the time after the switch: the job goes on under the later plans.
+// The checkpoint is of the time after the switch: the job goes on under the later plans. Those
+// before them are kept where it may go back.
 void switch_at_once(RunOptions& options, Loaded& loaded) {
   const std::shared_ptr<Later> later = std::move(loaded.later);
+  if (options.job.on_nan == OnNan::kRollBack) {
+    const auto before = std::make_shared<Later>();
+    before->options = options;
+    before->loaded.set = std::move(loaded.set);
+    before->loaded.data = std::move(loaded.data);
+    before->loaded.evaluation = std::move(loaded.evaluation);
+    before->loaded.rank = loaded.rank;
+    before->loaded.world = loaded.world;
+    before->loaded.way = loaded.way;
+    loaded.earlier.push_back(before);
+  }
   loaded.set = std::move(later->loaded.set);
   loaded.data = std::move(later->loaded.data);
   loaded.evaluation = std::move(later->loaded.evaluation);
@@ -108,22 +120,26 @@ void switch_at_once(RunOptions& options, Loaded& loaded) {
   options.switches.erase(options.switches.begin());
 }
 
-// Plans the switches, and checks that each goes on with the same training.
-Status prepare_switches(const RunOptions& options, Loaded& loaded, bool speaks) {
-  if (!loaded.later) return ok_status();
-  Later& later = *loaded.later;
-  PIPER_ASSIGN(later.switching,
-               Switching::plan(loaded.set, later.loaded.set, end_timeout(options.job)));
-  Start running;
-  running.is_running = true;
-  running.step = options.switches[0].step;
-  Checkpoint about;
-  describe_job(options, loaded.set, loaded.data.get(), about);
-  running.reader = std::make_unique<const CheckpointReader>(CheckpointReader::of_memory(
-      loaded.set.directory, std::move(about), held_states(loaded.set), {}));
-  later.options.start.how = StartOptions::How::kResume;
-  PIPER_TRY(check_start(later.options, later.loaded.set, running, later.loaded.data.get(), speaks));
-  return prepare_switches(later.options, later.loaded, speaks);
+// Plans the switches, and checks that each goes on with the same training. `begins`: the stretch
+// that the job begins with.
+Status prepare_switches(std::span<const Stretch> stretches, size_t begins, bool speaks) {
+  for (size_t k = 1; k < stretches.size(); ++k) {
+    const auto& [options, before, unused] = stretches[k - 1];
+    Loaded& after = *stretches[k].loaded;
+    PIPER_ASSIGN(after.switching,
+                 Switching::plan(before->set, after.set, end_timeout(options->job)));
+    Start running;
+    running.is_running = true;
+    running.step = stretches[k].first_step;
+    Checkpoint about;
+    describe_job(*options, before->set, before->data.get(), about);
+    running.reader = std::make_unique<const CheckpointReader>(CheckpointReader::of_memory(
+        before->set.directory, std::move(about), held_states(before->set), {}));
+    RunOptions asked = *stretches[k].options;
+    asked.start.how = StartOptions::How::kResume;
+    PIPER_TRY(check_start(asked, after.set, running, after.data.get(), speaks && k > begins));
+  }
+  return ok_status();
 }
 
 // Finds the checkpoint that the run begins with, and where in the data that is.
@@ -137,6 +153,7 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
     switch_at_once(options, loaded);
   if (options.evaluate_only) {  // of what was trained so far
     loaded.later.reset();
+    loaded.earlier.clear();
     options.switches.clear();
   }
   if (loaded.start) {
@@ -160,11 +177,8 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
     if (speaks && loaded.data && !options.evaluate_only && start.samples > 0)
       tell_moved_sources(start.reader->about(), *loaded.data);
   }
-  PIPER_TRY(prepare_switches(options, loaded, speaks));
-  PIPER_TRY(prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start, speaks));
-  if (options.job.on_nan == OnNan::kRollBack)
-    options.job.find_back = ways_back(options, loaded, /*has_switched=*/false);
-  return ok_status();
+  PIPER_TRY(prepare_switches(stretches_of(options, loaded), loaded.earlier.size(), speaks));
+  return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start, speaks);
 }
 
 // Returns what the job does, with the averages that it evaluates by, if it does so.
@@ -190,62 +204,90 @@ Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Tra
                        *transport, job);
 }
 
-Result<JobResult> run_steps(const RunOptions& options, Loaded& loaded, Transport* transport,
-                            bool speaks);
-
-// Runs the steps after the next switch, with the states that have moved.
-Result<JobResult> run_later(const RunOptions& options, Loaded& loaded, JobResult first,
-                            Transport* transport, bool speaks) {
-  Later& later = *loaded.later;
-  const int64_t step = options.switches[0].step;
-  if (speaks) std::fputs((later.switching->print(step) + "\n").c_str(), stderr);
-  const int64_t begun = loaded.start ? loaded.start->step : 0;
-  std::optional<Start>& start = later.loaded.start;
-  start.emplace();
-  start->step = step;
-  start->samples = (loaded.start ? loaded.start->samples : 0) +
-                   (start->step - begun + first.left_out) * batch_of(loaded.set);
-  if (later.loaded.data) PIPER_TRY(later.loaded.data->begin_at(start->step, start->samples));
-  std::vector<EvaluationSet> evaluation = std::move(later.options.job.evaluation);
-  later.options.job = options.job;  // with those who are told of steps
-  JobOptions& job = later.options.job;
+// Lets a stretch begin where the one before it has ended, or where the job has gone back to.
+// `before`: what it has done so far, of which `last` is the stretch that has just run.
+Status begin_stretch(const Stretch& stretch, const Stretch& last, const JobResult& before,
+                     int64_t step) {
+  RunOptions& options = *stretch.options;
+  Loaded& loaded = *stretch.loaded;
+  Start start;
+  start.step = step;
+  const std::optional<Start>& began = last.loaded->start;
+  start.samples = (began ? began->samples : 0) +
+                  (before.taken - (began ? began->step : 0)) * batch_of(last.loaded->set);
+  if (loaded.data) PIPER_TRY(loaded.data->begin_at(start.step, start.samples));
+  std::vector<EvaluationSet> evaluation = std::move(options.job.evaluation);
+  options.job = last.options->job;  // with those who are told of steps
+  JobOptions& job = options.job;
   job.evaluation = std::move(evaluation);
-  job.first_step = start->step;
-  job.skipped = first.skipped;
-  job.pace = first.pace;  // a larger batch takes as much longer
-  job.pace.step_s *= static_cast<double>(batch_of(later.loaded.set)) /
-                     static_cast<double>(std::max<int64_t>(batch_of(loaded.set), 1));
-  job.states = later.switching.get();
-  job.on_end = nullptr;
-  job.on_loaded = [&later] { later.switching->forget(); };
-  PIPER_TRY(prepare_checkpoints(later.options, later.loaded.set, later.loaded.data.get(), start,
-                                /*speaks=*/false));
-  if (job.on_nan == OnNan::kRollBack)
-    job.find_back = ways_back(later.options, later.loaded, /*has_switched=*/true);
-  PIPER_ASSIGN(JobResult result, run_steps(later.options, later.loaded, transport, speaks));
-  result.steps.insert(result.steps.begin(), first.steps.begin(), first.steps.end());
-  JobTotals& totals = result.totals;
-  totals.begun = first.totals.begun;
-  totals.first_loss = first.totals.first_loss;
-  totals.ended += first.totals.ended;
-  totals.ms += first.totals.ms;
-  result.evaluations.insert(result.evaluations.begin(), first.evaluations.begin(),
-                            first.evaluations.end());
-  return result;
+  job.first_step = start.step;
+  job.skipped = before.skipped;
+  job.rollbacks = before.rollbacks;
+  job.pace = before.pace;  // a larger batch takes as much longer
+  job.pace.step_s *= static_cast<double>(batch_of(loaded.set)) /
+                     static_cast<double>(std::max<int64_t>(batch_of(last.loaded->set), 1));
+  loaded.start = std::move(start);
+  return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start,
+                             /*speaks=*/false);
 }
 
-// Runs all steps, under one set of plans after the other.
-Result<JobResult> run_steps(const RunOptions& options, Loaded& loaded, Transport* transport,
+// Puts what a stretch has done behind what those before it have.
+JobResult add_result(JobResult all, JobResult next) {
+  std::erase_if(all.steps, [&](const StepMetrics& one) { return one.step >= next.totals.begun; });
+  next.steps.insert(next.steps.begin(), all.steps.begin(), all.steps.end());
+  JobTotals& totals = next.totals;
+  if (all.totals.begun < totals.begun) {
+    totals.begun = all.totals.begun;
+    totals.first_loss = all.totals.first_loss;
+  }
+  totals.ended += all.totals.ended;
+  totals.ms += all.totals.ms;
+  next.evaluations.insert(next.evaluations.begin(), all.evaluations.begin(), all.evaluations.end());
+  return next;
+}
+
+// Runs all steps, under one set of plans after the other. A job that goes back may go on under
+// plans from before a switch: then it switches again.
+Result<JobResult> run_steps(RunOptions& options, Loaded& loaded, Transport* transport,
                             bool speaks) {
-  if (!loaded.later) return run_ranks(options, loaded, transport);
-  RunOptions first = options;
-  first.job.steps = options.switches[0].step;
-  first.job.on_end = [&](Executor& executor, Transport& over) {
-    return loaded.later->switching->move(executor, over);
-  };
-  PIPER_ASSIGN(JobResult result, run_ranks(first, loaded, transport));
-  if (!result.goes_on) return result;
-  return run_later(options, loaded, std::move(result), transport, speaks);
+  const std::vector<Stretch> stretches = stretches_of(options, loaded);
+  size_t at = loaded.earlier.size();
+  const WaysBack ways(stretches, at);
+  std::shared_ptr<const StateSource> went_back_to;
+  for (std::optional<JobResult> all;;) {
+    const Stretch& own = stretches[at];
+    RunOptions now = *own.options;
+    if (now.job.on_nan == OnNan::kRollBack)
+      now.job.find_back = [&ways, at](Control& control, int64_t tried) {
+        return ways.find(control, at, tried);
+      };
+    Switching* const next =
+        at + 1 < stretches.size() ? stretches[at + 1].loaded->switching.get() : nullptr;
+    if (next != nullptr) {
+      now.job.steps = stretches[at + 1].first_step;
+      now.job.on_end = [next](Executor& executor, Transport& over) {
+        return next->move(executor, over);
+      };
+    }
+    PIPER_ASSIGN(JobResult result, run_ranks(now, *own.loaded, transport));
+    all = all ? add_result(*std::move(all), std::move(result)) : std::move(result);
+    if (!all->goes_on && !all->goes_back) return *std::move(all);
+    const int64_t step = all->goes_back ? all->goes_back->step : now.job.steps;
+    at = all->goes_back ? stretch_after(stretches, step) : at + 1;
+    const Stretch& later = stretches[at];
+    PIPER_TRY(begin_stretch(later, own, *all, step));
+    JobOptions& job = later.options->job;
+    if (all->goes_back) {
+      went_back_to = std::move(all->goes_back->states);
+      job.states = went_back_to.get();
+      job.on_loaded = [&went_back_to] { went_back_to.reset(); };  // its files may be removed
+    } else {
+      if (speaks) std::fputs((next->print(step) + "\n").c_str(), stderr);
+      job.states = next;
+      job.on_loaded = [next] { next->forget(); };
+    }
+    all->goes_back.reset();
+  }
 }
 
 // Returns what is said before the first step. (Whoever does not read it hinders nothing.)
@@ -271,15 +313,18 @@ std::string introduce(const RunOptions& options, const Loaded& loaded, bool is_p
   return text;
 }
 
-// Looks from now on at all data that the job reads, under these plans and later ones. `lost`: set
+// Looks from now on at all data that the job reads, under all of its plans. `lost`: set
 // when they have changed.
 std::unique_ptr<DataWatch> watch_data(const Loaded& loaded, Voice& voice, std::atomic<bool>& lost) {
   std::vector<const BatchSource*> sources;
+  const auto add = [&](const Loaded& one) {
+    sources.push_back(one.data.get());
+    for (const auto& set : one.evaluation) sources.push_back(set.get());
+  };
+  for (const auto& one : loaded.earlier) add(one->loaded);
   for (const Loaded* one = &loaded; one != nullptr;
-       one = one->later ? &one->later->loaded : nullptr) {
-    sources.push_back(one->data.get());
-    for (const auto& set : one->evaluation) sources.push_back(set.get());
-  }
+       one = one->later ? &one->later->loaded : nullptr)
+    add(*one);
   return std::make_unique<DataWatch>(std::move(sources), loaded.rank, [&](const Error& error) {
     voice.note(error);
     lost.store(true);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
 
 #include "faults.h"
 #include "resume.h"
@@ -104,6 +103,7 @@ Status open_evaluation(RunOptions& options, const PlanSet& set,
     const DataOptions from{.sources = sources,
                            .seed = options.data.seed,
                            .shuffle = false,
+                           .each_once = true,
                            .fills = counts_labels(set)};
     Result<std::unique_ptr<BatchSource>> data = open_data(from, needs, batch);
     if (!data) {
@@ -127,28 +127,14 @@ Status open_evaluation(RunOptions& options, const PlanSet& set,
 
 std::string describe_evaluation(const JobOptions& job, const PlanSet& plans) {
   std::string text;
+  const int64_t batch = batch_of(plans);
   for (const EvaluationSet& set : job.evaluation) {
     if (set.batches < set.data->steps()) continue;  // as --eval-batches says
-    std::vector<std::string> read;
-    int64_t most_left = 0;
-    std::set<int64_t> left;  // by sources
-    const auto taken = set.data->consumed(set.batches);
-    for (size_t s = 0; const SourceEpoch& epoch : set.data->epochs()) {
-      const int64_t count = taken[s++].second;
-      most_left = std::max(most_left, epoch.samples - count);
-      left.insert(epoch.samples - count);
-      read.push_back(fmt::format("{} of the {} samples of '{}'", count, epoch.samples,
-                                 quote_control(epoch.name)));
-    }
-    if (most_left > 0 && most_left < batch_of(plans) && left.size() == 1)
+    const int64_t left = set.data->samples() - set.batches * batch;
+    if (left > 0)
       text += fmt::format(
           "--eval-data '{}': the last {} samples fill no batch of {}, and are left out\n",
-          quote_control(set.name), most_left, batch_of(plans));
-    if (most_left < batch_of(plans)) continue;
-    text += fmt::format(
-        "--eval-data '{}': a mixture is evaluated until one of its sources would repeat, here "
-        "after {}\n",
-        quote_control(set.name), list_with_and(read));
+          quote_control(set.name), left, batch);
   }
   return text;
 }

@@ -13,8 +13,7 @@ Status open_evaluation(RunOptions& options, const PlanSet& set,
 // ignored are none: then a set's last batch can be filled up.
 bool counts_labels(const PlanSet& set);
 
-// Returns a line for each set that is not read to its end: how many samples are left out, or of a
-// mixture how much of which source its loss is of.
+// Returns a line for each set of which samples are left out, since they fill no batch.
 std::string describe_evaluation(const JobOptions& job, const PlanSet& plans);
 
 // Returns the sources of the first set: where nothing is trained, inputs are read from there.

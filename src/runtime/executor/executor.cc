@@ -75,6 +75,22 @@ Error located(const Op& op, int64_t step, Error error) {
   return error;
 }
 
+namespace {
+
+// Returns what a computation writes: parameters and states (`kept`), or values of the step.
+std::vector<SpoiledValues> written(State& state, const Instruction& one, bool kept) {
+  std::vector<SpoiledValues> values;
+  const Program& program = state.role->programs[static_cast<size_t>(one.program)];
+  for (size_t k = 0; k < one.args.size(); ++k) {
+    const bool is_step = state.role->tensor(one.args[k]).kind == BufferKind::kStep;
+    if (program.arg_written[k] && is_step != kept)
+      values.push_back({state.type(one.args[k]), state.at(one.args[k])});
+  }
+  return values;
+}
+
+}  // namespace
+
 Status find_fault(State& state, int64_t step) {
   PIPER_ASSIGN(const auto found, find_fault_inside(state.source.rank, step + 1));
   state.fault_at = -1;
@@ -83,12 +99,18 @@ Status find_fault(State& state, int64_t step) {
     return fail("PIPER_FAULT: {} is not supported on a GPU", found->phase)
         .with_code(ExitCode::kUsage);
   const std::vector<Instruction>& body = state.role->body;
+  bool keeps = false;
   for (size_t i = 0; i < body.size(); ++i) {
     const TaskPass pass = body[i].pass;
     const bool fits = found->phase == "forward"    ? pass == TaskPass::kF
                       : found->phase == "backward" ? is_backward(pass)
                                                    : pass == TaskPass::kU;
-    if (fits && body[i].kind == InstructionKind::kCompute) state.fault_at = static_cast<int64_t>(i);
+    if (!fits || body[i].kind != InstructionKind::kCompute) continue;
+    // Behind the last update of a state nothing may be computed but what is told of the step.
+    const bool is_kept = pass == TaskPass::kU && !written(state, body[i], /*kept=*/true).empty();
+    if (keeps && !is_kept) continue;
+    keeps = is_kept;
+    state.fault_at = static_cast<int64_t>(i);
   }
   state.fault = *found;
   return ok_status();
@@ -96,15 +118,9 @@ Status find_fault(State& state, int64_t step) {
 
 Status do_fault(State& state) {
   const Instruction& one = state.role->body[static_cast<size_t>(std::exchange(state.fault_at, -1))];
-  // An update may write nothing but parameters and states.
-  std::vector<SpoiledValues> made, kept;
-  const Program& program = state.role->programs[static_cast<size_t>(one.program)];
-  for (size_t k = 0; k < one.args.size(); ++k) {
-    if (!program.arg_written[k]) continue;
-    const bool is_step = state.role->tensor(one.args[k]).kind == BufferKind::kStep;
-    (is_step ? made : kept).push_back({state.type(one.args[k]), state.at(one.args[k])});
-  }
-  return do_fault_inside(state.fault, made.empty() ? kept : made);
+  const std::vector<SpoiledValues> first = written(state, one, one.pass == TaskPass::kU);
+  return do_fault_inside(state.fault,
+                         first.empty() ? written(state, one, one.pass != TaskPass::kU) : first);
 }
 
 Status wait_sends(State& state, int64_t step) {

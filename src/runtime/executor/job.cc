@@ -123,7 +123,7 @@ class Job {
     if (first_error_) return *std::move(first_error_);
     std::vector<const Executor*> executors;
     for (const auto& executor : executors_) executors.push_back(executor.get());
-    if (result_.goes_on) return std::move(result_);
+    if (result_.goes_on || result_.goes_back) return std::move(result_);
     if (asks_for_parameters(options_))
       take_parameters(options_, collect_parameters(executors), result_);
     for (int64_t rank = 0; options_.trace_steps > 0 && rank < set_.world(); ++rank) {
@@ -302,7 +302,7 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
               result};
   result.taken_bytes = between.taken_bytes();
   PIPER_TRY(run_rank(run));
-  if (result.goes_on) return result;
+  if (result.goes_on || result.goes_back) return result;
   if (asks_for_parameters(options)) {
     const auto take = [&](std::span<const NamedTensor> all) {
       take_parameters(options, all, result);

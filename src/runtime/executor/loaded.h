@@ -21,8 +21,11 @@ struct Loaded {
   std::optional<FolderLock> lock;  // of the folder of checkpoints, on rank 0
   int64_t rank = 0, world = 1;
   Way way = Way::kThreads;
-  std::string rendezvous;        // of kTcp
-  std::shared_ptr<Later> later;  // what the job switches to, if it does
+  std::string rendezvous;                // of kTcp
+  std::unique_ptr<Switching> switching;  // to these plans, from those before them
+  std::shared_ptr<Later> later;          // what the job switches to, if it does
+  // The plans before these, in their order, of a job that resumes under these and may go back.
+  std::vector<std::shared_ptr<Later>> earlier;
   bool is_process() const { return way != Way::kThreads; }
 };
 
@@ -30,8 +33,18 @@ struct Loaded {
 struct Later {
   RunOptions options;
   Loaded loaded;
-  std::unique_ptr<Switching> switching;
 };
+
+// Says which steps run under which plans: those from `first_step` on, up to the next stretch.
+struct Stretch {
+  RunOptions* options = nullptr;
+  Loaded* loaded = nullptr;
+  int64_t first_step = 0;
+};
+// Returns all stretches of a job in their order, with those before the plans that it begins with.
+std::vector<Stretch> stretches_of(RunOptions& options, Loaded& loaded);
+// Returns the stretch that trains on after so many steps.
+size_t stretch_after(std::span<const Stretch> stretches, int64_t steps);
 
 // Checks all that a rank can find wrong without the others, and fills `loaded`: its plans, those
 // that the job switches to, the data, and how this rank meets the others.

@@ -138,8 +138,8 @@ Status check_on_nan(const RunOptions& options, const PlanSet& set) {
   return ok_status();
 }
 
-Result<int64_t> roll_back(const JobOptions& options, Control& control, Executor& executor,
-                          int64_t step, int64_t tried, int64_t& left_out) {
+Result<GoneBack> roll_back(const JobOptions& options, Control& control, Executor& executor,
+                           int64_t step, int64_t tried, int64_t& left_out) {
   PIPER_CHECK(options.find_back);
   PIPER_TRY(executor.settle());
   Result<GoneBack> back = options.find_back(control, tried);
@@ -151,11 +151,13 @@ Result<int64_t> roll_back(const JobOptions& options, Control& control, Executor&
     return error;
   }
   PIPER_TRY(inject_fault("back", control.rank(), back->step));
-  left_out += step + 1 - back->step;
-  PIPER_TRY(executor.reload(*back->states, left_out));
-  PIPER_TRY(executor.settle());
+  if (!back->is_of_other_plans) {
+    left_out += step + 1 - back->step;
+    PIPER_TRY(executor.reload(*back->states, left_out));
+    PIPER_TRY(executor.settle());
+  }
   PIPER_TRY(control.barrier());  // its files may be removed from here on
-  return back->step;
+  return back;
 }
 
 }  // namespace piper

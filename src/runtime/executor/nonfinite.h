@@ -16,7 +16,8 @@ class NonFinite {
         between_(between),
         can_keep_(can_keep),
         is_late_(is_late),
-        skipped_(options.skipped) {}
+        skipped_(options.skipped),
+        rollbacks_(options.rollbacks.count) {}
   enum class Verdict {
     kGoOn,
     kKeep,      // the job ends with the state before the step, and with the step that is queued
@@ -44,16 +45,16 @@ class NonFinite {
   const JobOptions& options_;
   const BetweenSteps& between_;
   const bool can_keep_, is_late_;
-  int64_t skipped_, in_a_row_ = 0, rollbacks_ = 0;
+  int64_t skipped_, in_a_row_ = 0, rollbacks_;
   bool disagrees_ = false;  // in the step that was judged last, some ranks made the update
 };
 
 // Checks that the plans can do what is asked for. Error (kUsage): they cannot.
 Status check_on_nan(const RunOptions& options, const PlanSet& set);
 
-// Has the rank go on from where JobOptions::find_back says, and from the data after `step`.
-// Collective; everything of the job so far has ended. Returns how many steps are done.
-Result<int64_t> roll_back(const JobOptions& options, Control& control, Executor& executor,
-                          int64_t step, int64_t tried, int64_t& left_out);
+// Has the rank go on from where JobOptions::find_back says, and from the data after `step`, unless
+// it is of other plans. Collective; everything of the job so far has ended.
+Result<GoneBack> roll_back(const JobOptions& options, Control& control, Executor& executor,
+                           int64_t step, int64_t tried, int64_t& left_out);
 
 }  // namespace piper

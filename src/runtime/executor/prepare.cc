@@ -256,6 +256,26 @@ Status load_later(const RunOptions& options, Loaded& loaded, int64_t before_step
 
 }  // namespace
 
+std::vector<Stretch> stretches_of(RunOptions& options, Loaded& loaded) {
+  std::vector<Stretch> all;
+  int64_t first_step = 0;
+  const auto add = [&](RunOptions& own, Loaded& plans) {
+    all.push_back({&own, &plans, first_step});
+    if (!own.switches.empty()) first_step = own.switches[0].step;
+  };
+  for (const auto& before : loaded.earlier) add(before->options, before->loaded);
+  add(options, loaded);
+  for (Later* later = loaded.later.get(); later != nullptr; later = later->loaded.later.get())
+    add(later->options, later->loaded);
+  return all;
+}
+
+size_t stretch_after(std::span<const Stretch> stretches, int64_t steps) {
+  size_t at = 0;
+  while (at + 1 < stretches.size() && stretches[at + 1].first_step <= steps) ++at;
+  return at;
+}
+
 Status prepare(RunOptions& options, Loaded& loaded) {
   RunFolder::complete(options);
   PIPER_ASSIGN(const std::optional<Launch> launch, launched());

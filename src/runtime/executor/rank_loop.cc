@@ -167,7 +167,9 @@ class Steps {
         guard_(run.options, run.between, !overlap_ && run.executor.role().outer_updates.empty(),
                late_),
         begun_(run.options.first_step),
-        ended_(begun_) {
+        ended_(begun_),
+        failed_(run.options.rollbacks.failed),
+        went_to_(run.options.rollbacks.went_to) {
     run.result.totals.begun = begun_;
     // Only ranks that all meet between steps can compare their times.
     if (meets(run)) slow_.emplace(run.control, run.executor.recorder(), run.role);
@@ -201,6 +203,7 @@ class Steps {
   Status evaluate(bool last);
   Status check_before_saving();
   Status hear_last();
+  void tell_end();
   bool lacks_data(int64_t step);
   bool is_out_of_time() const;
   Status tell_memory(bool is_loaded);
@@ -221,8 +224,7 @@ class Steps {
   int64_t begun_, ended_;         // so many steps
   bool step_was_undone_ = false;  // the step that ended last, which was not finite
   int64_t left_out_ = 0;          // steps of data
-  int64_t failed_ = -1;           // the step from which the job went back the last time
-  int64_t went_to_ = -1;          // so many steps were done where it went on
+  int64_t failed_, went_to_;      // as Rollbacks says
   std::optional<double> loss_;    // rank 0's: of the last step that ended
   int64_t evaluated_ = -1;        // after so many steps the last time
   bool has_evaluated_ = false;
@@ -351,8 +353,10 @@ Status Steps::go_back(const StepMetrics& metrics) {
   run_.control.set_timeout(
       std::max(run_.options.start_timeout_s, wait_limit(run_.options, longest_s_)));
   run_.control.activity().store("the way back to a checkpoint", std::memory_order_release);
-  PIPER_ASSIGN(const int64_t done, roll_back(run_.options, run_.control, run_.executor,
-                                             metrics.step, tried, left_out_));
+  const int64_t taken = metrics.step + 1 + left_out_;
+  PIPER_ASSIGN(GoneBack back, roll_back(run_.options, run_.control, run_.executor, metrics.step,
+                                        tried, left_out_));
+  const int64_t done = back.step;
   failed_ = metrics.step;
   went_to_ = done;
   run_.result.totals.begun = std::min(run_.result.totals.begun, done);
@@ -367,7 +371,11 @@ Status Steps::go_back(const StepMetrics& metrics) {
     std::erase_if(steps, [&](const StepMetrics& one) { return one.step >= done; });
     if (run_.options.on_rollback) PIPER_TRY(run_.options.on_rollback(metrics.step, done));
   }
-  return begin_run();
+  if (!back.is_of_other_plans) return begin_run();
+  run_.result.goes_back = std::move(back);
+  run_.result.taken = taken;
+  last_ = stop_ = true;
+  return ok_status();
 }
 
 // Asks for the results of all steps before this one.
@@ -484,6 +492,13 @@ Status Steps::hear_last() {
   return ok_status();
 }
 
+// Tells what plans that the job goes on under have to know.
+void Steps::tell_end() {
+  run_.result.pace = {recent_s(), run_.checkpoints != nullptr ? run_.checkpoints->longest_s() : 0};
+  run_.result.skipped = guard_.skipped().value_or(run_.options.skipped);
+  run_.result.rollbacks = {guard_.rollbacks(), failed_, went_to_};
+}
+
 Status Steps::run() {
   const int64_t steps = run_.options.steps;
   PIPER_TRY(inject_fault("load", run_.control.rank(), begun_));
@@ -500,14 +515,14 @@ Status Steps::run() {
     PIPER_TRY(run_steps());
     PIPER_TRY(end_until(begun_, true));
   } while (begun_ < steps && !last_);  // the last one may have sent the job back
+  if (run_.result.goes_back) return tell_end(), ok_status();
   if (!overlap_) PIPER_TRY(run_.executor.run_epilogue(steps));
   PIPER_TRY(evaluate_and_save_if_due(/*last=*/true));
   PIPER_TRY(hear_last());
   run_.result.goes_on = goes_on();
-  run_.result.left_out = left_out_;
+  run_.result.taken = begun_ + left_out_;
   run_.result.totals.done = begun_;
-  run_.result.pace = {recent_s(), run_.checkpoints != nullptr ? run_.checkpoints->longest_s() : 0};
-  run_.result.skipped = guard_.skipped().value_or(run_.options.skipped);
+  tell_end();
   if (!run_.result.goes_on) PIPER_TRY(inject_fault("end", run_.control.rank(), begun_));
   if ((run_.options.parameters || run_.options.on_parameters) && !run_.result.goes_on)
     run_.executor.states();  // what is read of them is there from here on

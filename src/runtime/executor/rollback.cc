@@ -18,74 +18,64 @@ class Initial final : public StateSource {
   }
 };
 
-class WaysBack {
- public:
-  WaysBack(const RunOptions& options, const Loaded& loaded, bool has_switched)
-      : asked_(options), loaded_(loaded), has_switched_(has_switched) {
-    asked_.job = {};
-    asked_.job.checkpoint = options.job.checkpoint;
-    if (loaded.start && !has_switched) began_ = loaded.start->reader->folder();
-    // Checkpoints of the folder that the job goes on from are its own, also those from before.
-    std::error_code ignored;
-    const bool is_its_own =
-        began_ && fs::equivalent(fs::path(*began_).parent_path(), folder(), ignored) &&
-        (asked_.start.how == How::kResume || asked_.start.how == How::kResumeOrStart);
-    if (!is_its_own) least_ = options.job.first_step + (began_ ? 1 : 0);
-  }
-  Result<GoneBack> find(Control& control, int64_t tried) const {
-    PIPER_ASSIGN(std::optional<Start> start, find_own(control, tried));
-    if (!start && !has_switched_ && !began_) return GoneBack{0, std::make_shared<Initial>()};
-    if (!start && began_) {
-      RunOptions asked = asked_;
-      asked.start.from = *began_;
-      PIPER_ASSIGN(start, find_start(asked, &control));
-      PIPER_TRY(check_start(asked, loaded_.set, *start, loaded_.data.get(), /*speaks=*/false));
-    }
-    if (!start)
-      return fail("'{}' holds no checkpoint of these plans to go back to", folder())
-          .with_code(ExitCode::kNumeric);
-    const auto owner = std::make_shared<const Start>(*std::move(start));
-    return GoneBack{owner->step, {owner, owner->states.get()}};
-  }
-
- private:
-  const std::string& folder() const { return asked_.job.checkpoint->folder; }
-  // Returns the newest checkpoint that these plans go on from, but the one that was tried, unless
-  // there is no other.
-  Result<std::optional<Start>> find_own(Control& control, int64_t tried) const {
-    RunOptions asked = asked_;
-    asked.start.how = How::kResume;
-    asked.start.from = folder();
-    PIPER_ASSIGN(std::optional<Start> start, find_newest(asked, &control, {least_, tried}));
-    if (!start) return start;
-    const Status fits =
-        check_start(asked, loaded_.set, *start, loaded_.data.get(), /*speaks=*/false);
-    if (!fits && tried >= 0) return find_own(control, -1);
-    PIPER_TRY(fits);
-    if (control.rank() != 0) return start;
-    if (start->step < tried)
-      tell_user(
-          fmt::format("warning: from {} the job got no further than before: an older one is "
-                      "taken",
-                      checkpoint_name(tried)));
-    PIPER_TRY(set_newer_aside(asked, *start));
-    return start;
-  }
-
-  RunOptions asked_;
-  const Loaded& loaded_;
-  const bool has_switched_;
-  std::optional<std::string> began_;  // the checkpoint or file that the job began with
-  int64_t least_ = 0;                 // the first step whose checkpoint is of this job
-};
-
 }  // namespace
 
-std::function<Result<GoneBack>(Control& control, int64_t tried)> ways_back(
-    const RunOptions& options, const Loaded& loaded, bool has_switched) {
-  return [ways = WaysBack(options, loaded, has_switched)](Control& control, int64_t tried) {
-    return ways.find(control, tried);
-  };
+WaysBack::WaysBack(std::span<const Stretch> stretches, size_t begins)
+    : stretches_(stretches), asked_(*stretches[begins].options) {
+  const std::optional<Start>& start = stretches[begins].loaded->start;
+  const int64_t first_step = asked_.job.first_step;
+  std::optional<CheckpointOptions> checkpoint = std::move(asked_.job.checkpoint);
+  asked_.job = {};
+  asked_.job.checkpoint = std::move(checkpoint);
+  if (!asked_.job.checkpoint) return;  // of a job that does not go back
+  if (start) began_ = start->reader->folder();
+  // Checkpoints of the folder that the job goes on from are its own, also those from before.
+  std::error_code ignored;
+  const bool is_its_own =
+      began_ && fs::equivalent(fs::path(*began_).parent_path(), folder(), ignored) &&
+      (asked_.start.how == How::kResume || asked_.start.how == How::kResumeOrStart);
+  if (!is_its_own) least_ = first_step + (began_ ? 1 : 0);
+}
+
+// Checks that the plans of the stretch that the checkpoint belongs to can go on from it.
+Status WaysBack::check(const RunOptions& asked, Start& start) const {
+  const Loaded& loaded = *stretches_[stretch_after(stretches_, start.step)].loaded;
+  return check_start(asked, loaded.set, start, loaded.data.get(), /*speaks=*/false);
+}
+
+Result<GoneBack> WaysBack::find(Control& control, size_t at, int64_t tried) const {
+  PIPER_ASSIGN(std::optional<Start> start, find_own(control, tried));
+  const auto is_left = [&](int64_t step) { return stretch_after(stretches_, step) != at; };
+  if (!start && !began_) return GoneBack{0, std::make_shared<Initial>(), is_left(0)};
+  if (!start) {
+    RunOptions asked = asked_;
+    asked.start.from = *began_;
+    PIPER_ASSIGN(start, find_start(asked, &control));
+    PIPER_TRY(check(asked, *start));
+  }
+  const auto owner = std::make_shared<const Start>(*std::move(start));
+  return GoneBack{owner->step, {owner, owner->states.get()}, is_left(owner->step)};
+}
+
+// Returns the newest checkpoint that the job's plans go on from, but the one that was tried, unless
+// there is no other.
+Result<std::optional<Start>> WaysBack::find_own(Control& control, int64_t tried) const {
+  RunOptions asked = asked_;
+  asked.start.how = How::kResume;
+  asked.start.from = folder();
+  PIPER_ASSIGN(std::optional<Start> start, find_newest(asked, &control, {least_, tried}));
+  if (!start) return start;
+  const Status fits = check(asked, *start);
+  if (!fits && tried >= 0) return find_own(control, -1);
+  PIPER_TRY(fits);
+  if (control.rank() != 0) return start;
+  if (start->step < tried)
+    tell_user(
+        fmt::format("warning: from {} the job got no further than before: an older one is "
+                    "taken",
+                    checkpoint_name(tried)));
+  PIPER_TRY(set_newer_aside(asked, *start));
+  return start;
 }
 
 }  // namespace piper

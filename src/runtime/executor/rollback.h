@@ -5,9 +5,22 @@
 
 namespace piper {
 
-// Returns JobOptions::find_back of a job that keeps checkpoints. `has_switched`: what it began with
-// under these plans came from the plans before them, and is gone. `loaded` outlives the result.
-std::function<Result<GoneBack>(Control& control, int64_t tried)> ways_back(
-    const RunOptions& options, const Loaded& loaded, bool has_switched);
+class WaysBack {
+ public:
+  // `begins`: the stretch that the job begins with, whose start is known. The stretches outlive it.
+  WaysBack(std::span<const Stretch> stretches, size_t begins);
+  // Finds what JobOptions::find_back returns to a job whose stretch `at` runs.
+  Result<GoneBack> find(Control& control, size_t at, int64_t tried) const;
+
+ private:
+  const std::string& folder() const { return asked_.job.checkpoint->folder; }
+  Status check(const RunOptions& asked, Start& start) const;
+  Result<std::optional<Start>> find_own(Control& control, int64_t tried) const;
+
+  const std::span<const Stretch> stretches_;
+  RunOptions asked_;
+  std::optional<std::string> began_;  // the checkpoint or file that the job began with
+  int64_t least_ = 0;                 // the first step whose checkpoint is of this job
+};
 
 }  // namespace piper

@@ -22,7 +22,7 @@ class Switching : public StateSource {
                     std::byte* to) const override;  // of a job with one rank
   const StateSource& of_rank(int64_t rank) const override;
   // Frees what was moved: the ranks have loaded, or this one has.
-  void forget() { ranks_.clear(); }
+  void forget() { ranks_ = std::vector<Moved>(ranks_.size()); }
   void forget(int64_t rank);
   const StateTransfer& transfer() const { return transfer_; }
   // Says what has moved, when that is done.
