@@ -35,6 +35,9 @@ constexpr const char* kRows = "  - shard: {match: \"**/wte/*\", dim: 0, over: tp
 constexpr const char* kExperts =
     "  - shard: {input: \"*\", dim: 0, over: tp}\n"
     "  - shard: {match: [\"**/w_in\", \"**/w_out\"], dim: 0, over: tp}\n";
+constexpr const char* kLookedUp =
+    "  - shard: {input: \"*\", dim: 0, over: tp}\n"
+    "  - shard: {match: \"**/experts/*\", dim: 0, over: tp}\n";
 // Some parameters' states are cut, the others' are whole.
 constexpr const char* kSome =
     ", match: \"**/qkv/*\", shard: [optimizer]}\n  - replicate: {over: dp";
@@ -131,7 +134,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"pp_tp", 2, 1, 2, "", kGptTensor}, Case{"zero1_tp", 1, 2, 2, kZero1, kGptTensor},
         Case{"zero3_tp", 1, 2, 2, kZero3, kGptTensor}, Case{"zero1_twice", 1, 2, 2, kNested},
         Case{"zero1_in_zero3", 1, 2, 2, kNestedZero3},
-        Case{"experts", 1, 1, 2, "", kExperts, "moe-gshard"}),
+        Case{"experts", 1, 1, 2, "", kExperts, "moe-gshard"},
+        Case{"experts_zero1", 1, 2, 2, kZero1, kExperts, "moe-gshard"},
+        Case{"experts_zero3", 1, 2, 2, kZero3, kLookedUp, "qwen3-moe-hf"}),
     [](const auto& info) { return info.param.name; });
 
 // ---- Directions that are spread over ranks ------------------------------------------------------

@@ -36,7 +36,7 @@ class Spread {
       const Part& from = dag_.exchanges[e];
       auto work = work_of(e);
       const ValueId param = work ? param_of(dag_.exchanges[work->to].value) : ValueId();
-      if (!param.valid()) continue;
+      if (!param.valid() || is_cut(param)) continue;
       const Key key(work->text, from.over, from.stream, index_.held[param.index()],
                     regions_.of_param(param));
       const auto [group, is_new] = known.try_emplace(key, groups.size());
@@ -59,6 +59,16 @@ class Spread {
     int64_t ranks = 1;
     for (const int32_t axis : exchange.over) ranks *= dag_.mesh[static_cast<size_t>(axis)].size;
     return ranks;
+  }
+
+  // Returns whether `shard` cuts the parameter, as a stack of matrices: ranks of that axis have
+  // others.
+  bool is_cut(ValueId param) const {
+    for (const Copy& copy : dag_.copies)
+      if (copy.copy == param) return is_cut(copy.master);
+    return std::ranges::any_of(graph_.value(param).over, [](const AxisLayout& lies) {
+      return lies.layout.kind == LayoutKind::kSharded;
+    });
   }
 
   // Returns the nodes that read the value, or what such make, each after those that it reads.
