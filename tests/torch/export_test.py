@@ -435,6 +435,23 @@ class Unscaled(torch.autograd.Function):
         return gradient
 
 
+class Packs(nn.Module):
+    """A recurrent layer over packed sequences, which a loss reads packed, padded, and by its last states."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.part = getattr(nn, kind)(4, 3, **options)
+        self.head = nn.Linear(6 if self.part.bidirectional else 3, 5)
+
+    def forward(self, x, lengths, labels):
+        pack = nn.utils.rnn.pack_padded_sequence
+        packed, last = self.part(pack(x, lengths, self.part.batch_first, enforce_sorted=False))
+        padded, counts = nn.utils.rnn.pad_packed_sequence(packed, self.part.batch_first, -0.5, x.shape[1 if self.part.batch_first else 0])
+        wanted = pack(labels if self.part.batch_first else labels.T, lengths, self.part.batch_first, enforce_sorted=False)
+        last = last if isinstance(last, torch.Tensor) else last[0] * last[1]
+        return F.cross_entropy(self.head(packed.data), wanted.data) + (self.head(padded).sum(-1).sum(1 if self.part.batch_first else 0) / counts).square().mean() + last.sum(0).square().mean()
+
+
 class Odd(nn.Module):
     """One part, or a few steps of forward, of each kind that is not exported, or that is by others."""
 
@@ -444,6 +461,8 @@ class Odd(nn.Module):
         self.head = lambda h: h @ self.fc.weight
         if kind == "complex":
             self.turn = nn.Parameter(torch.randn(4, dtype=torch.cfloat))
+        if kind == "rotates":
+            self.register_buffer("turns", torch.polar(torch.ones(4, 2), torch.arange(8.0).view(4, 2)))
         if kind in ("flagged", "turned"):
             self.register_buffer("begun", torch.tensor(True))
 
@@ -457,6 +476,11 @@ class Odd(nn.Module):
 
     def complex(self, h, x):
         return (h * self.turn).abs().mean()
+
+    def rotates(self, h, x):
+        """By a buffer of complex numbers, as rotary embeddings do."""
+        turned = torch.view_as_complex(h.view(-1, 1, 2, 2)) * self.turns
+        return torch.view_as_real(turned).flatten(1).pow(3).mean()
 
     def cond(self, h, x):
         return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (h,)).mean()
@@ -818,6 +842,11 @@ def main():
         cases.append((said(Fixed(), (torch.randn(4, 4),), path), ["the batch stays 4", "as a loop over the samples does, and x.shape[0] does not", "is one of PyTorch"]))
         for kind, words in dict(weight="'Hooked.halved' on 'fc.weight'", post="on 'fc.weight'", layer="on 'fc'", result="'Hooked.halved' on a tensor of forward").items():
             cases.append((said(Hooked(kind), (batches[0],), path), ["refused: the hook", words, "requires_grad_(False)"]))
+        several = torch.randn(4, 6, 4), torch.tensor([3, 6, 1, 4]), torch.randint(0, 5, (4, 6))
+        for kind, options in ("LSTM", dict(num_layers=2, bidirectional=True)), ("GRU", dict(bidirectional=True)), ("RNN", dict(bias=False)):
+            cases.append((said(Packs(kind, batch_first=True, **options), several, path), ["keeps all steps that were packed", "is one of PyTorch: loss"]))
+        last = said(Packs("RNN", nonlinearity="relu"), (several[0].transpose(0, 1), *several[1:]), path, batch={"x": 1, "lengths": 0, "labels": 0})
+        cases.append((last, ["elements\n  pad_packed_sequence keeps", "is one of PyTorch: loss"]))
         for kind in "forward", "gone":
             cases.append((said(Hooked(kind), (batches[0],), path), ["is one of PyTorch: loss"]))
         cases.append((said(Modes(), (batches[0],), path), ["is one of PyTorch", "warning: piperc --eval evaluates another model than Modes is after eval()"]))
@@ -844,7 +873,7 @@ def main():
                    finite=["is one of PyTorch: loss", "forward asks whether numbers are finite"], parts=["is one of PyTorch: loss"],
                    sized=["what it does there depends on values that inputs or parameters decide (", "int(torch.max("],
                    checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],
-                   kept=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"], registers=["is one of PyTorch: loss"],
+                   kept=["is one of PyTorch: loss"], rotates=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"], registers=["is one of PyTorch: loss"],
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],

@@ -68,8 +68,13 @@ def widened(job, dtype):
     for norm in module.modules():  # that of the type of its input, which is another one here
         if isinstance(norm, torch.nn.RMSNorm) and norm.eps is None:
             norm.eps = torch.finfo(norm.weight.dtype if norm.weight is not None else torch.get_default_dtype()).eps
-    widen = lambda leaf: leaf.detach().to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf  # noqa: E731
-    return module.to(dtype), *pytree.tree_map(widen, (job.args, job.kwargs))
+
+    def widen(leaf):
+        if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+            return leaf
+        return leaf.detach().to(dtype.to_complex() if leaf.is_complex() else dtype)  # of complex numbers, module.to(dtype) keeps the real parts
+
+    return module._apply(widen), *pytree.tree_map(widen, (job.args, job.kwargs))
 
 
 def by_definition():

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm
+from .packed import is_packed, of_packed
 from .selection import COMPARES, choose, is_chosen, of_chosen, version_of, with_recipe
 
 
@@ -31,11 +32,16 @@ class Watch(TorchFunctionMode):
 
     def __init__(self, quiet=False):
         super().__init__()
-        self.quiet, self.dropout, self.draws, self.hooks, self.gradients = quiet, False, set(), set(), set()
+        self.quiet, self.dropout, self.pads, self.draws, self.hooks, self.gradients = quiet, False, False, set(), set(), set()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        self.pads |= name == "_pad_packed_sequence"
+        if any(is_packed(value) for value in args):
+            found = of_packed(name, args)
+            if found is not None:
+                return found
         if any(is_chosen(value) for value in (*args, *kwargs.values())):
             return of_chosen(func, name, args, kwargs)
         if name == "__getitem__":
