@@ -157,7 +157,7 @@ CASES = [
     case("ReduceMean", [X]), case("ReduceSum", [X], noop_with_empty_axes=1), case("ReduceLogSum", [floats(2, 3, low=0.5), Const(ints(1))]),
     case("Softmax", [X], axis=1), case("LogSoftmax", [X]), case("GlobalAveragePool", [floats(2, 3, 4, 4)]), case("AveragePool", [floats(1, 2, 4, 6)], kernel_shape=[2, 3], strides=[2, 3]), case("AveragePool", [floats(1, 2, 4, 6)], kernel_shape=[2, 3], count_include_pad=1),
     case("MaxPool", [floats(1, 2, 5, 4)], kernel_shape=[2, 2], strides=[2, 2]),
-    case("MatMul", [X, floats(4, 2)]), case("MatMul", [floats(4), floats(2, 4, 3)]), case("MatMul", [X, floats(4)]), case("MatMul", [floats(4), floats(4, seed=3)]),
+    case("MatMul", [X, floats(4, 2)]), case("MatMul", [ints(*range(-5, 7), shape=(2, 3, 2)), ints(3, -1, 4, 1, -5, 9, 2, 6, shape=(2, 4))]), case("MatMul", [ints(2, 3), ints(-4, 5)]), case("MatMul", [floats(4), floats(2, 4, 3)]), case("MatMul", [X, floats(4)]), case("MatMul", [floats(4), floats(4, seed=3)]),
     case("Gemm", [floats(3, 2), floats(4, 3, seed=3), floats(4)], transA=1, transB=1, alpha=0.5, beta=2.0), case("Gemm", [floats(2, 3), floats(3, 4)]),
     case("Conv", [floats(2, 3, 4, 6), floats(5, 3, 2, 3, seed=3), floats(5)], strides=[2, 3], kernel_shape=[2, 3]),
     case("Einsum", [X, floats(2, 4, 5, seed=3)], equation="bij,bjk->bik"), case("Einsum", [X, floats(4, 5, seed=3)], equation="bij,jk->kbi"), case("Einsum", [floats(3), floats(4)], equation="i,j->ij"),

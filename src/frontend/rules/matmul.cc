@@ -23,9 +23,23 @@ std::pair<Val, bool> untransposed(const Graph& graph, const Val& x) {
   return {out, true};
 }
 
+// Multiplies matrices of integers, which MatMul does not take: they are counts and labels, and few.
+Result<Val> product_of_integers(RuleContext& c, const Val& a, const Val& b) {
+  Shape rows = a.shape, columns = b.shape;
+  rows.push_back(1);
+  columns.insert(columns.end() - 2, 1);
+  PIPER_ASSIGN(const Val left, c.reshape(a, rows));
+  PIPER_ASSIGN(const Val right, c.reshape(b, columns));
+  PIPER_ASSIGN(const Val products, c.mul(left, right));
+  return c.reduce_sum(products, {static_cast<int64_t>(products.rank()) - 2}, false);
+}
+
 }  // namespace
 
 Result<Val> RuleContext::matmul(const Val& a, const Val& b) {
+  if (a.shape.back() == b.shape[b.rank() - 2] && a.dtype == b.dtype && a.dtype != DType::kBool &&
+      !info(a.dtype).is_float)
+    return product_of_integers(*this, a, b);
   Val operands[2] = {a, b};
   int64_t transposed[2] = {0, 0};
   for (size_t i = 0; i < 2; ++i) {
