@@ -2,10 +2,13 @@
 #include "machine_flags.h"
 
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <optional>
 #include <set>
+#include <tuple>
 
 namespace piper {
 namespace {
@@ -14,7 +17,8 @@ namespace {
 Result<double> milliseconds(const std::string& text, const std::string& number) {
   char* end = nullptr;
   const double value = std::strtod(number.c_str(), &end);
-  if (number.empty() || *end != '\0' || !(value >= 0) || !std::isfinite(value))
+  constexpr double kMost = 1e24;  // sums of such times are finite
+  if (number.empty() || *end != '\0' || !(value >= 0 && value <= kMost))
     return fail("--costs {}: '{}' is not a number of milliseconds from 0 on", quote_control(text),
                 quote_control(number))
         .with_code(ExitCode::kUsage);
@@ -25,7 +29,7 @@ Result<StatedCosts> read_costs(const std::vector<std::string>& all) {
   StatedCosts costs{0, 0, 0, 0, 0, 0, {}};
   constexpr std::array<std::string_view, 4> kPasses = {"F", "B", "BI", "BW"};
   std::array<std::optional<double>, 4> usual;
-  std::vector<std::tuple<int32_t, size_t, double>> of_stages;
+  std::map<int32_t, std::array<std::optional<double>, 4>> of_stages;
   for (const std::string& text : all) {
     const size_t equals = text.find('='), sign = std::min(text.find('@'), equals);
     const std::string name = text.substr(0, sign);
@@ -39,7 +43,7 @@ Result<StatedCosts> read_costs(const std::vector<std::string>& all) {
       if (!whole || pass == kPasses.end())
         return fail("--costs {}: expected a pass and its stage, as F@3=20", quote_control(text))
             .with_code(ExitCode::kUsage);
-      of_stages.emplace_back(std::atoi(stage.c_str()), pass - kPasses.begin(), value);
+      of_stages[std::atoi(stage.c_str())][static_cast<size_t>(pass - kPasses.begin())] = value;
     } else if (pass != kPasses.end()) {
       usual[static_cast<size_t>(pass - kPasses.begin())] = value;
     } else if (name == "U" || name == "send") {
@@ -52,16 +56,19 @@ Result<StatedCosts> read_costs(const std::vector<std::string>& all) {
           .with_code(ExitCode::kUsage);
     }
   }
-  // As of a policy's costs.
-  costs.forward = usual[0].value_or(0);
-  costs.input_half = usual[2].value_or(costs.forward);
-  costs.weight_half = usual[3].value_or(costs.forward);
-  costs.backward = usual[1].value_or(costs.input_half + costs.weight_half);
-  for (const auto& [stage, pass, value] : of_stages) {
-    const auto own = costs.of_stage.try_emplace(
-        stage,
-        std::array<double, 4>{costs.forward, costs.backward, costs.input_half, costs.weight_half});
-    own.first->second[pass] = value;
+  // What is not said, of a stage or of all, is made of the other passes: as of a policy's costs.
+  const auto filled = [](const std::array<std::optional<double>, 4>& said) {
+    const double forward = said[0].value_or(0);
+    const double input = said[2].value_or(forward), weight = said[3].value_or(forward);
+    return std::array{forward, said[1].value_or(input + weight), input, weight};
+  };
+  std::tie(costs.forward, costs.backward, costs.input_half, costs.weight_half) =
+      std::tuple_cat(filled(usual));
+  for (auto& [stage, said] : of_stages) {
+    const bool has_half = said[2] || said[3];
+    for (size_t pass = 0; pass < said.size(); ++pass)
+      if (!said[pass] && !(kPasses[pass] == "B" && has_half)) said[pass] = usual[pass];
+    costs.of_stage[stage] = filled(said);
   }
   return costs;
 }
@@ -72,10 +79,11 @@ Status check_costs(const std::vector<std::string>& all, const PlanSet& set) {
   for (const RoleProgram& role : set.roles)
     for (const Instruction& one : role.body)
       if (one.kind == InstructionKind::kCompute && is_ordered(one.pass)) {
-        known.insert(name_of(one.pass));
-        known.insert(fmt::format("{}@{}", name_of(one.pass), one.stage));
+        std::vector<std::string> passes = {name_of(one.pass)};
+        if (one.pass == TaskPass::kB) passes.insert(passes.end(), {"BI", "BW"});  // it takes both
+        for (const std::string& pass : passes)
+          known.insert({pass, fmt::format("{}@{}", pass, one.stage)});
       }
-  if (known.contains("B")) known.insert({"BI", "BW"});  // a whole backward takes both
   for (const std::string& text : all) {
     const std::string name = text.substr(0, text.find('='));
     if (!known.contains(name))

@@ -1,5 +1,6 @@
 // piper-sim PLANS: what a step of a plan set takes on a machine, where devices idle and why.
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -36,16 +37,16 @@ constexpr const char* kFooter =
 Status explain(const Flags& flags, const Timeline& timeline) {
   for (const std::string& text : flags.why) {
     const size_t sign = text.find('@');
-    char *end = nullptr, *unit = nullptr;
-    const double rank = std::strtod(text.c_str(), &end);
+    char* unit = nullptr;
+    int64_t rank = 0;
+    const auto read = std::from_chars(text.data(), text.data() + text.size(), rank);
     const double time = sign == text.npos ? -1 : std::strtod(text.c_str() + sign + 1, &unit);
-    if (sign == text.npos || end != text.c_str() + sign || rank != std::floor(rank) ||
+    if (sign == text.npos || read.ec != std::errc() || read.ptr != text.data() + sign ||
         !(time >= 0) || !std::isfinite(time) || unit == text.c_str() + sign + 1 ||
         (*unit != '\0' && std::string_view(unit) != "ms"))
       return fail("--why {}: expected a rank and milliseconds, as 3@12.5", quote_control(text))
           .with_code(ExitCode::kUsage);
-    PIPER_ASSIGN(const std::vector<std::string> lines,
-                 explain_time(timeline, static_cast<int64_t>(rank), time / 1e3));
+    PIPER_ASSIGN(const std::vector<std::string> lines, explain_time(timeline, rank, time / 1e3));
     for (const std::string& line : lines) fmt::print("{}\n", line);
   }
   return ok_status();

@@ -176,6 +176,11 @@ TEST(Predict, BackwardsThatAreNotStatedTakeTwoForwards) {
   EXPECT_EQ(text, run(sim + "F=10,BI=10,BW=10,send=1").second);
   EXPECT_EQ(text, run(sim + "F=10,B=20,send=1").second);
   EXPECT_NE(text, run(sim + "F=10,B=0,send=1").second);
+  // What is a stage's own is of its own forward.
+  EXPECT_EQ(run(sim + "F=10,F@1=30").second, run(sim + "F=10,F@1=30,B@1=60").second);
+  EXPECT_EQ(run(sim + "F=10,BW=5,F@1=30").second, run(sim + "F=10,BW=5,F@1=30,B@1=35").second);
+  EXPECT_EQ(run(sim + "F=10,B=5,BI@1=30").second, run(sim + "F=10,B=5,B@1=40").second);
+  EXPECT_EQ(run(sim + "F=10,B=5,F@1=30").second, run(sim + "F=10,B=5,F@1=30,B@1=5").second);
 }
 
 TEST(Predict, WhatIsWrongIsNamed) {
@@ -197,6 +202,8 @@ TEST(Predict, WhatIsWrongIsNamed) {
       {plans() + " --costs F=1 --why 9@0", "there is no rank 9: the plans are for 4 ranks", 2},
       {plans() + " --costs F=1 --why 0@999", "is not within the ", 2},
       {plans() + " --costs F=1 --why x", "--why x: expected a rank and milliseconds, as 3@12.5", 2},
+      {plans() + " --costs F=1 --why @3", "--why @3: expected a rank and milliseconds", 2},
+      {plans() + " --costs F=1 --why 99999999999999999999@3", "expected a rank and", 2},
       {plans() + " --cluster '<h100x9>'", "the library has no cluster '<h100x9>'", 1},
       {plans() + " --cluster '<two-cores>'",
        "the cluster has 2 devices, but the plans are for 4 ranks", 1},

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "piper/inspect/analysis.h"
 #include "piper/planner/lower.h"
@@ -75,10 +76,16 @@ class PlainMachine : public Machine {
   double host = 0;
   double sum = 0;                                   // of collectives, once their bytes have moved
   std::map<int32_t, std::vector<LinkShare>> links;  // by communicator; else all of link 0
+  double slowed = 0, between_steps = 0;
+  std::set<int64_t> only;  // ranks of which these two are; empty: of all
   Result<RankCosts> costs_of(const PlanSet& set, int64_t rank) const override {
     const RoleProgram& role =
         set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)])];
     RankCosts costs;
+    if (only.empty() || only.contains(rank)) {
+      costs.slowed = slowed;
+      costs.between_steps = between_steps;
+    }
     for (const Instruction& one : role.body) {
       StepCost& cost = costs.body.emplace_back();
       cost.host = host;
@@ -196,6 +203,8 @@ TEST(Simulate, CommunicationSlowsComputations) {
   machine.slowed = 0.5;
   // Bytes move from 0.5 to 2.5.
   EXPECT_EQ(times_of(set, machine, 0), "all_reduce@0-2.5 F mb=0@0-1.5 F mb=1@1.5-3 F mb=2@3-4");
+  machine.only = {1};  // another kind of device
+  EXPECT_EQ(times_of(set, machine, 0), "all_reduce@0-2.5 F mb=0@0-1 F mb=1@1-2 F mb=2@2-3");
 }
 
 TEST(Simulate, ThreadsWorkThroughAllStreams) {
@@ -224,6 +233,9 @@ TEST(Simulate, NothingRunsBeforeItIsIssued) {
   machine.between_steps = 1;
   EXPECT_EQ(times_of(set, machine, 0, 2),
             "F mb=0@0.25-1.25 F mb=1@1.25-2.25 F mb=0@3.25-4.25 F mb=1@4.25-5.25");
+  machine.only = {1};
+  EXPECT_EQ(times_of(set, machine, 0, 2),
+            "F mb=0@0.25-1.25 F mb=1@1.25-2.25 F mb=0@2.25-3.25 F mb=1@3.25-4.25");
 }
 
 // A step ends when what it sent has arrived.
@@ -265,7 +277,8 @@ TEST(Simulate, IdleTimeHasReasons) {
   EXPECT_EQ(times_of(set, machine, 1),
             "recv of 0@4-6.5 F mb=0@6.5-7.5 copy@7.5-10.5 F mb=1@10.5-11.5");
   EXPECT_EQ(pieces_of(*timeline, 1), "0-4 other ranks, 4-6.5 communication, 7.5-10.5 copies");
-  EXPECT_EQ(pieces_of(*timeline, 0), "1-11.5 no work");
+  // What it copies and sends behind its last computation keeps its step from ending.
+  EXPECT_EQ(pieces_of(*timeline, 0), "1-4 copies, 4-6.5 the step's end, 6.5-11.5 no work");
   const auto why = [&](int64_t rank, double time) {
     const auto lines = explain_time(*timeline, rank, time);
     return lines ? join(*lines, "\n") : print_error(lines.error());
@@ -334,6 +347,35 @@ TEST(Simulate, ReportsAddUp) {
   for (const Sensitivity& one : *off)
     kinds += fmt::format("{} {:+.3f} ", kCostKinds[static_cast<size_t>(one.kind)], one.more);
   EXPECT_EQ(kinds, "computations +0.025 collectives +0.062 host +0.013 ");
+}
+
+// What comes behind the last computation of a step, as a gather of updated parameters, is hidden by
+// none.
+TEST(Simulate, WhatEndsAStepIsExposed) {
+  const PlanSet set = plans_of(
+      {{compute(TaskPass::kF, 0), compute(TaskPass::kU, -1), behind(other(kAllReduce, 1, 0), {1})},
+       {compute(TaskPass::kF, 0), behind(other(kAllReduce, 1, 0), {0})}});
+  const auto report = report_step(set, PlainMachine());
+  ASSERT_TRUE(report);
+  EXPECT_NEAR(report->step, 4.5, 1e-9);
+  const auto idle = [&](size_t row, IdleReason reason) {
+    return report->rows[row].idle[static_cast<size_t>(reason)];
+  };
+  for (const size_t row : {0, 1}) {
+    EXPECT_NEAR(idle(row, IdleReason::kMoving), 2.5, 1e-9);
+    EXPECT_NEAR(idle(row, IdleReason::kNothing), 0, 1e-9);
+  }
+  EXPECT_NEAR(idle(1, IdleReason::kOthers), 1, 1e-9);
+  ASSERT_EQ(report->moved.size(), 1u);
+  EXPECT_NEAR(report->moved[0].moving, 2.5, 1e-9);
+  EXPECT_NEAR(report->moved[0].exposed, 2.5, 1e-9);
+  const auto timeline = simulate(set, PlainMachine(), 1);
+  ASSERT_TRUE(timeline);
+  const auto why = explain_time(*timeline, 0, 3);
+  ASSERT_TRUE(why);
+  EXPECT_EQ(join(*why, "\n"),
+            "rank 0 computes nothing from 2 s to 4.5 s: the bytes of 'all_reduce' (all_reduce over "
+            "pp) are under way on stream 'side'");
 }
 
 // Of messages that one rank hides and another one does not, those that are not hidden are told,

@@ -51,6 +51,10 @@ struct StepCost {
 // Holds a rank's costs, by instruction of each section.
 struct RankCosts {
   std::vector<StepCost> prologue, body, epilogue;
+  // By which share computations slow down while messages or collectives move, 0 to below 1.
+  double slowed = 0;
+  // Between two steps, for the host's own work.
+  double between_steps = 0;
 };
 
 // Describes the machine that plans run on.
@@ -69,10 +73,6 @@ class Machine {
   Lanes lanes = Lanes::kStreams;
   // Whether a message moves only once its receiver has come to it.
   bool sends_wait = false;
-  // By which share computations slow down while messages or collectives move, 0 to below 1.
-  double slowed = 0;
-  // Between two steps of a rank, for the host's own work.
-  double between_steps = 0;
 };
 
 // Describes a machine on which each forward, backward, half of a backward and update of a

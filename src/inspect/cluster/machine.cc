@@ -31,8 +31,6 @@ class ClusterMachine : public Machine {
     for (int64_t rank = 0; rank < set.world(); ++rank) {
       const ClusterDevice& device = cluster_.devices[at(topology_.device_of(rank))];
       helper = helper || device.helper;
-      slowed = std::max(slowed, device.slowed);
-      between_steps = std::max(between_steps, device.between_steps);
       used_.insert({set.role_of_rank[at(rank)], topology_.device_of(rank)});
     }
     if (profile_) helper = profile_->helper;
@@ -55,6 +53,8 @@ class ClusterMachine : public Machine {
     costs.prologue = costs_in(of, of.role.prologue);
     costs.body = costs_in(of, of.role.body);
     costs.epilogue = costs_in(of, of.role.epilogue);
+    costs.slowed = of.device.slowed;
+    costs.between_steps = of.device.between_steps;
     if (!costs.body.empty()) {
       StepCost& first = costs.body.front();
       (of.role.body.front().kind == InstructionKind::kCompute ? first.device : first.lane) +=

@@ -71,8 +71,9 @@ class ProfileReader {
     double number = 0;
     const char* const end = node.text.data() + node.text.size();
     const auto [at, problem] = std::from_chars(node.text.data(), end, number);
-    if (problem != std::errc() || at != end || !std::isfinite(number) || number < 0)
-      return fail(node.at, "'{}' must be a number from 0 on, not {}", key, yaml::found(node));
+    constexpr double kMost = 1e24;
+    if (problem != std::errc() || at != end || !(number >= 0 && number <= kMost))
+      return fail(node.at, "'{}' must be a number from 0 to 1e24, not {}", key, yaml::found(node));
     return number;
   }
 

@@ -84,7 +84,10 @@ Result<double> read_quantity(const yaml::Node& node, std::string_view key, Quant
       continue;
     }
     const double value = number * one.size;
-    if (!std::isfinite(value)) return wrong();
+    // Sums and quotients of such numbers are finite.
+    constexpr double kLeast = 1e-18, kMost = 1e24;
+    if (value != 0 && !(value >= kLeast && value <= kMost))
+      return fail(node.at, "'{}' is beyond what can be counted with: {}", key, yaml::found(node));
     if (what == Quantity::kShare && value > 1)
       return fail(node.at, "'{}' must be a share of at most 1, not {}", key, yaml::found(node));
     return value;

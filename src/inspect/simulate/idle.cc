@@ -20,8 +20,13 @@ class Gap {
   Gap(const Timeline& timeline, size_t row, double from, double to)
       : row_(timeline.rows[row]), index_(static_cast<int32_t>(row)), from_(from), time_(to) {}
 
-  // `next`: the step that ends the gap.
+  // `next`: the computation that ends the gap; -1: none does.
   std::vector<IdlePiece> run(int32_t next) {
+    if (next < 0 && !row_.sections.empty()) {
+      const auto last = static_cast<int32_t>(row_.sections.size()) - 1;
+      add(row_.sections.back().end, IdleReason::kNothing, -1, -1, -1);
+      next = behind_section(last, -1);
+    }
     // A chain within a row has no more links than it has steps.
     for (size_t links = 0; time_ > from_ && next >= 0 && links <= row_.steps.size(); ++links)
       next = explain(next);

@@ -213,9 +213,7 @@ Result<double> exposed_of(const PlanSet& set, const Machine& machine, size_t upd
 class ScaledMachine : public Machine {
  public:
   ScaledMachine(const Machine& machine, CostKind kind, double factor)
-      : Machine(machine), machine_(machine), kind_(kind), factor_(factor) {
-    if (kind == CostKind::kHost) between_steps *= factor;
-  }
+      : Machine(machine), machine_(machine), kind_(kind), factor_(factor) {}
   int64_t place_of(const PlanSet& set, int64_t rank) const override {
     return machine_.place_of(set, rank);
   }
@@ -225,6 +223,7 @@ class ScaledMachine : public Machine {
     scale(role.prologue, costs.prologue);
     scale(role.body, costs.body);
     scale(role.epilogue, costs.epilogue);
+    if (kind_ == CostKind::kHost) costs.between_steps *= factor_;
     return costs;
   }
 

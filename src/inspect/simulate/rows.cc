@@ -36,6 +36,8 @@ class RowMaker {
     row_.lanes.resize(lanes);
     row_.next.resize(lanes);
     row_.last.assign(lanes, -1);
+    row_.slowed = costs.slowed;
+    row_.between_steps = costs.between_steps;
     const int32_t most = role_.steps_ahead;
     for (int32_t first = most; first > 0; --first)
       add(role_.prologue, costs.prologue, 1 - first, {first - 1, most});

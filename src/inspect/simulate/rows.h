@@ -38,10 +38,11 @@ struct Row {
   std::vector<int32_t> last;                // by lane: the step that ran last; -1: none
   std::vector<double> issued;               // by step: host time behind its section's begin
   Device device;
-  int32_t alone = -1;         // the step that has the device for itself; -1: none
-  int32_t computed = -1;      // the step that had the device last
-  std::vector<int32_t> held;  // steps that wait for the device
-  int32_t moving = 0;         // messages and collectives under way
+  double slowed = 0, between_steps = 0;  // as RankCosts has them
+  int32_t alone = -1;                    // the step that has the device for itself; -1: none
+  int32_t computed = -1;                 // the step that had the device last
+  std::vector<int32_t> held;             // steps that wait for the device
+  int32_t moving = 0;                    // messages and collectives under way
 };
 
 // Fills the steps of a row whose output names ranks and role. Where steps overlap, `steps` bodies

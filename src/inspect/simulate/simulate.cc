@@ -106,7 +106,7 @@ class Engine {
     if (step.section > 0) {
       if (row.sections[at(step.section) - 1].left > 0) return false;
       const TimedSection& before = row.out->sections[at(step.section) - 1];
-      behind(before.end + machine_.between_steps, Cause::kSection,
+      behind(before.end + row.between_steps, Cause::kSection,
              before.count > 0 ? before.first + before.count - 1 : -1);
     }
     if (const int32_t last = row.last[at(state.lane)]; last >= 0) behind_step(last, Cause::kLane);
@@ -223,8 +223,8 @@ class Engine {
     Row& row = rows_[at(index)];
     const bool was = row.moving > 0;
     row.moving += change;
-    if (machine_.slowed == 0 || was == (row.moving > 0)) return;
-    row.device.set_speed(row.moving > 0 ? 1 - machine_.slowed : 1, time);
+    if (row.slowed == 0 || was == (row.moving > 0)) return;
+    row.device.set_speed(row.moving > 0 ? 1 - row.slowed : 1, time);
     expect_device_end(index);
   }
   // All of a transfer has moved.

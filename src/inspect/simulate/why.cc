@@ -56,8 +56,8 @@ std::string idle_line(const TimedRow& row, const IdlePiece& piece, int64_t asked
                          label_of(row, *step));
     case IdleReason::kStepEnds:
       return who +
-             "the step before has not ended: what it sent has not arrived, or the host is at "
-             "work between steps";
+             "the step has not ended: what it sent has not arrived, or the host is at work between "
+             "steps";
     case IdleReason::kNothing:
       return who + "nothing is left to compute";
   }
