@@ -305,12 +305,23 @@ Status check_one(std::string_view pattern, const SourceSpan& at) {
   return check_captures(pattern, at);
 }
 
-// Returns whether the path ends as the pattern does behind its last wildcard: most do not.
+// Returns whether the path has what the pattern says between its wildcards, one piece after the
+// other, and begins and ends as it does: most do not. Slashes beside wildcards may be theirs.
 bool may_match(std::string_view pattern, std::string_view path) {
-  const size_t last = pattern.find_last_of("*?{}");
-  std::string_view tail = last == std::string_view::npos ? pattern : pattern.substr(last + 1);
-  if (last != std::string_view::npos && tail.starts_with('/')) tail.remove_prefix(1);  // of "**/"
-  return path.ends_with(tail);
+  size_t place = 0;  // in the path, behind the piece before
+  for (size_t begin = 0;;) {
+    const size_t wildcard = pattern.find_first_of("*?{", begin);
+    std::string_view piece = pattern.substr(begin, wildcard - begin);
+    if (begin > 0 && piece.starts_with('/')) piece.remove_prefix(1);
+    if (wildcard == std::string_view::npos)
+      return path.substr(place).ends_with(piece) && (begin > 0 || path.size() == piece.size());
+    if (piece.ends_with('/')) piece.remove_suffix(1);
+    const size_t found =
+        begin == 0 && !path.starts_with(piece) ? path.npos : path.find(piece, place);
+    if (found == path.npos) return false;
+    place = found + piece.size();
+    begin = pattern[wildcard] == '{' ? pattern.find('}', wildcard) + 1 : wildcard + 1;
+  }
 }
 
 std::optional<GlobMatch> match_one(std::string_view pattern, std::string_view path) {

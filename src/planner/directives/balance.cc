@@ -64,15 +64,38 @@ class Cuts {
   static constexpr double kNever = std::numeric_limits<double>::infinity();
   using Value = std::pair<double, double>;  // bytes, where they count; the largest cost
 
+  struct Range {
+    size_t first = 0, last = 0;
+  };
+  // Returns where the first r regions may end, so that neither they nor those behind them need more
+  // than `bound` each. For a bound near the best one these are few points.
+  std::vector<Range> ends_within(double bound) const {
+    const size_t end = points_.size() - 1;
+    std::vector<Range> ends(regions_ + 1, {end, 0});
+    ends[0].first = 0;
+    for (size_t r = 1; r <= regions_; ++r) {
+      size_t& last = ends[r].last = ends[r - 1].last;
+      while (last < end && loads_.own(r - 1, points_[ends[r - 1].last], points_[last + 1]) <= bound)
+        ++last;
+    }
+    for (size_t r = regions_; r-- > 1;) {
+      size_t& first = ends[r].first = ends[r + 1].first;
+      while (first > 0 && loads_.own(r, points_[first - 1], points_[ends[r + 1].first]) <= bound)
+        --first;
+    }
+    return ends;
+  }
+
   // Finds the best cuts whose regions cost no more than `bound` each. Returns the largest cost.
   double find(double bound, bool count_bytes) {
     const size_t n = points_.size();
     std::vector<std::vector<Value>> best(regions_ + 1, std::vector<Value>(n, {kNever, kNever}));
     from_.assign(regions_ + 1, std::vector<size_t>(n));
     best[0][0] = {0, 0};
+    const std::vector<Range> ends = ends_within(bound);
     for (size_t r = 1; r <= regions_; ++r)
-      for (size_t b = r; b < n; ++b)
-        for (size_t a = b; a-- > r - 1;) {
+      for (size_t b = std::max(r, ends[r].first); b <= ends[r].last; ++b)
+        for (size_t a = std::min(b, ends[r - 1].last + 1); a-- > ends[r - 1].first;) {
           // The last region only grows from here on.
           const double own = loads_.own(r - 1, points_[a], points_[b]);
           if (own > bound || (!count_bytes && own > best[r][b].second)) break;
