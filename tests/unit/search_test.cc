@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "folder.h"
 #include "shell.h"
@@ -87,6 +88,55 @@ TEST_F(SearchTest, IsAsGoodAsTryingAll) {
     EXPECT_LT(best.bound, best.tried.front().step);
     EXPECT_TRUE(memory == 0 || best.tried.front().peak_bytes <= memory);
   }
+}
+
+// Four devices, of which some meshes do not fit at first.
+Cluster narrow(const Folder& folder) {
+  auto cluster = read_cluster(folder.write(
+      "narrow.yaml",
+      "piper_cluster: 1\n"
+      "devices: {d: {target: cuda, flops: {f32: 1 TFLOPS}, memory: 80 GB, bandwidth: 10 TB/s}}\n"
+      "links: {l: {latency: 0 us, bandwidth: 1 GB/s}}\n"
+      "nodes: {devices: 4, device: d, link: l}\n"));
+  EXPECT_TRUE(cluster) << (cluster ? "" : print_error(cluster.error()));
+  return cluster ? *std::move(cluster) : Cluster{};
+}
+
+// The usual candidates of the fastest mesh need a little more than there is, and those of slower
+// ones fit.
+TEST_F(SearchTest, AMeshThatDoesNotFitAtFirstIsNotGivenUp) {
+  const auto best_of = [&](const std::string& fixed) {
+    SearchOptions one = options(4, "context=1,experts=1" + fixed);
+    one.cluster = narrow(folder_);
+    one.memory = 72 << 20;
+    return found(one).tried.front();
+  };
+  const Tried best = best_of(""), by_hand = best_of(
+                                      ",pipeline=2,tensor=1,replicas=2,schedule=1f1b,memory=zero1,"
+                                      "microbatches=8,recompute=recompute-by-layer,offload=no");
+  ASSERT_TRUE(best.fits());
+  ASSERT_TRUE(by_hand.fits());
+  EXPECT_LE(best.step, by_hand.step);
+}
+
+// Rows that say the same are one.
+TEST_F(SearchTest, TheNextBestAreOtherPlans) {
+  SearchOptions one = options(4, "context=1,experts=1,pipeline=2,tensor=1,schedule=zb-h1");
+  one.cluster = narrow(folder_);
+  const Found of = found(one);
+  // With this much memory a budget keeps all: the same plans as without.
+  EXPECT_TRUE(std::ranges::any_of(of.tried, [&](const Tried& tried) {
+    return tried.choice.keep > 0 && tried.step == of.tried.front().step;
+  }));
+  std::set<std::string> rows;
+  int64_t count = 0;
+  for (const std::string& line : split_text(print_found(of, one), '\n'))
+    if (line.starts_with("#   ")) {
+      ++count;
+      rows.insert(line.substr(0, line.find("pipeline")));
+    }
+  EXPECT_EQ(count, 5);
+  EXPECT_GE(std::ssize(rows), 4) << print_found(of, one);  // printed numbers are rounded
 }
 
 // ---- Stages on devices that are not alike -------------------------------------------------------
@@ -197,7 +247,7 @@ TEST_F(SearchTest, WhatIsFixedStays) {
       "microbatches, schedule, memory, sequence, vocabulary, recompute, keep, offload");
   EXPECT_EQ(message("schedule=2f2b"),
             "--fix schedule=2f2b: expected schedules/1f1b, schedules/interleaved-1f1b, "
-            "schedules/zb-h1, schedules/zbv, schedules/dualpipev");
+            "schedules/zb-h1, schedules/zb-h2, schedules/zbv, schedules/dualpipev");
   EXPECT_EQ(message("pipeline=2,pipeline=4"), "--fix: 'pipeline' is given twice");
   EXPECT_EQ(message("pipeline=0"), "--fix pipeline=0: expected a whole number from 1 on");
   EXPECT_EQ(message("microbatches=2305843009213693952"),
@@ -207,6 +257,10 @@ TEST_F(SearchTest, WhatIsFixedStays) {
             "--fix: these axes need more than the 8 devices of the cluster");
   EXPECT_EQ(message("pipeline=3"),
             "no mesh of 4 ranks has what --fix asks for, with a batch of 16 samples");
+  for (const Tried& one : found(options(2, "recompute=recompute-by-budget,context=1")).tried)
+    EXPECT_GT(one.choice.keep, 0);
+  for (const Tried& one : found(options(2, "keep=5,context=1")).tried)
+    EXPECT_EQ(one.choice.keep, 5);
   SearchOptions many = options(64);
   const auto none = search(many);
   ASSERT_FALSE(none);

@@ -330,7 +330,7 @@ std::string found(const Node& node) {
     case Node::Kind::kNull:
       return "nothing";
     case Node::Kind::kList:
-      return "a list";
+      return node.items.empty() ? "an empty list" : "a list";
     case Node::Kind::kMap:
       return "a map";
     case Node::Kind::kScalar:

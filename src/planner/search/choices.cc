@@ -50,6 +50,11 @@ void settle(const SearchSpace& space, SearchChoice& choice) {
     choice.attention = space.context.front();
 }
 
+int64_t kept_of(const SearchChoice& choice, double bytes) {
+  const auto under_way = static_cast<double>(std::min(choice.pipeline, choice.microbatches));
+  return static_cast<int64_t>(bytes / under_way / (int64_t{1} << 20));
+}
+
 // Adds other ways to recompute. A budget begins with what is left of the memory, of which each
 // microbatch under way takes a part, and then goes up and down.
 template <class Add>
@@ -65,8 +70,7 @@ void vary_recompute(const SearchSpace& space, const SearchChoice& of, double spa
   choice = of;
   choice.recompute = space.budget;
   if (of.keep == 0) {
-    const auto under_way = static_cast<double>(std::min(of.pipeline, of.microbatches));
-    choice.keep = static_cast<int64_t>(spare / under_way / (int64_t{1} << 20));
+    choice.keep = kept_of(of, spare);
     if (choice.keep > 0) add(choice);
     return;
   }

@@ -9,6 +9,8 @@ namespace piper::choices {
 bool is_possible(const SearchSpace& space, const SearchChoice& choice, int64_t batch);
 // Gives choices of axes of size 1 their only value.
 void settle(const SearchSpace& space, SearchChoice& choice);
+// Returns the MiB of a microbatch that a stage may keep, of so many bytes for all under way.
+int64_t kept_of(const SearchChoice& choice, double bytes);
 // Returns what differs in one choice, each once. `spare`: bytes that are left of a device's memory.
 std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoice& of,
                                      double spare);

@@ -1,6 +1,7 @@
 // What was found, as a strategy file with comments.
-#include <algorithm>
 #include <filesystem>
+#include <set>
+#include <tuple>
 
 #include "choices.h"
 
@@ -60,8 +61,11 @@ std::string print_found(const Found& found, const SearchOptions& options) {
                         human_seconds(found.bound));
   text += fmt::format(".\n# Best of {} tried{}:\n", found.tried.size(),
                       found.ended ? "; changing one choice makes it no better" : "");
-  for (size_t t = 0; t < std::min(kShown, found.tried.size()); ++t)
-    text += "#   " + row_of(found.tried[t]) + "\n";
+  // Choices that change nothing, as a budget that all keeps within, make no other plans.
+  std::set<std::tuple<double, double, double>> shown;
+  for (const Tried& one : found.tried)
+    if (shown.size() < kShown && shown.insert({one.step, one.idle, one.peak_bytes}).second)
+      text += "#   " + row_of(one) + "\n";
   if (best.choice.pipeline > 1)
     text += "# Stages are cut by what their ops take there: compile it with the same --cluster.\n";
   return text + best.text;

@@ -53,6 +53,10 @@ class Search {
       return fail(options_.cluster.at, "the cluster has {} devices, but {} ranks are asked for",
                   options_.cluster.size(), ranks_)
           .with_code(ExitCode::kUsage);
+    memory_ = options_.memory;
+    for (const ClusterDevice& device : options_.cluster.devices)
+      if (const double has = device.memory - device.reserve; memory_ <= 0 || has < memory_)
+        memory_ = has;
     PIPER_TRY(read_fixed());
     PIPER_TRY(read_batch());
     std::vector<SearchChoice> starts =
@@ -150,7 +154,12 @@ class Search {
       if (knob->word) choice.*knob->word = values_.*knob->word;
       if (knob->flag) choice.*knob->flag = values_.*knob->flag;
     }
+    // What is kept is kept within a budget, and a budget keeps something.
+    if (values_.keep > 0 && values_.recompute.empty()) choice.recompute = options_.space.budget;
     settle(options_.space, choice);
+    if (!values_.recompute.empty() && values_.recompute == options_.space.budget &&
+        choice.keep == 0)
+      choice.keep = std::max<int64_t>(kept_of(choice, memory_ / 2), 1);
     return choice;
   }
   std::vector<SearchChoice> all_meshes() const {
@@ -313,13 +322,31 @@ class Search {
     for (size_t t = 0; t < order.size(); ++t) order[t] = t;
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t a, size_t b) { return is_better(tried_[a], tried_[b]); });
-    std::set<std::pair<int64_t, int64_t>> meshes;
+    std::set<Mesh> meshes;
     for (const size_t start : order) {
-      const SearchChoice& choice = tried_[start].choice;
       if (meshes.size() == kStarts) break;
-      if (!meshes.insert({choice.pipeline, choice.tensor}).second) continue;
+      if (!meshes.insert(mesh_of(tried_[start].choice)).second) continue;
       climb_from(start);
+      if (meshes.size() == 1) climb_from_what_may_fit(order);
     }
+  }
+  using Mesh = std::pair<int64_t, int64_t>;
+  static Mesh mesh_of(const SearchChoice& choice) { return {choice.pipeline, choice.tensor}; }
+  // Of a mesh none of the usual ones fits, though it would be faster: something near them may.
+  void climb_from_what_may_fit(const std::vector<size_t>& order) {
+    const size_t none = tried_.size();
+    std::map<Mesh, size_t> best;  // of those of a mesh
+    for (const size_t one : order) best.try_emplace(mesh_of(tried_[one].choice), one);
+    size_t fastest = none;
+    double step = std::ranges::min_element(tried_, is_better)->step;
+    for (const size_t one : order) {
+      const Tried& tried = tried_[one];
+      const size_t start = best.at(mesh_of(tried.choice));
+      if (!tried.refused.empty() || tried_[start].fits() || tried.step >= step) continue;
+      step = tried.step;
+      fastest = start;
+    }
+    if (fastest != none) climb_from(fastest);
   }
   void climb_from(size_t at) {
     for (;;) {
@@ -349,6 +376,7 @@ class Search {
   const SearchOptions& options_;
   const Evaluator evaluator_;
   int64_t ranks_ = 0, batch_ = 0;
+  double memory_ = 0;    // bytes that a plan may take of the smallest device
   SearchChoice values_;  // of what stays
   std::vector<const Knob*> knobs_;
   std::map<SearchChoice, size_t> known_;
