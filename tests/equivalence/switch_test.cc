@@ -864,6 +864,24 @@ TEST_F(Switch, TransfersAreProvedAndWrongOnesAreNot) {
   EXPECT_NE(findings[0].text.find("does not hold them"), std::string::npos) << findings[0].text;
 }
 
+// A few bytes of a plan may cut a state into more stretches than memory has room for.
+TEST_F(Switch, StatesInTooManyStretchesAreRefused) {
+  PlanSet set = plans("ddp4");
+  constexpr int64_t kStretches = int64_t{1} << 33;
+  for (RoleProgram& role : set.roles) {
+    Tensor tensor{.name = "large", .type = {DType::kF32, {kStretches}}, .kind = BufferKind::kState};
+    tensor.whole = {4 * kStretches};
+    tensor.cuts = {{.axis = 0, .dim = 0, .outer = kStretches}};
+    role.tensors.push_back(tensor);
+    role.buffers.push_back({static_cast<int32_t>(role.tensors.size()) - 1});
+  }
+  const auto transfer = plan_transfer(set, set);
+  ASSERT_FALSE(transfer);
+  EXPECT_NE(print_error(transfer.error()).find("in more than 67108864 runs, up to 'large'"),
+            std::string::npos)
+      << print_error(transfer.error());
+}
+
 TEST_F(Switch, PiperVerifyProvesIt) {
   const auto [code, output] = run_shell(fmt::format(
       "{}/bin/piper-verify {} --switch {} 2>&1", PIPER_BINARY_DIR, path("zero3x4"), path("tp4")));

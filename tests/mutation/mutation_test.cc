@@ -266,6 +266,14 @@ TEST(Mutants, OfOtherDimsAreCaughtBesideOneDevice) {
   catch_mutants(experts_strategy, view_mutations(), kSanitized ? 1 : 4, 8, 8, true);
 }
 
+// Where ranks have parts, operands may be shorter than on one device, and longer only where states
+// are padded.
+TEST(Mutants, ThatSumOverMoreAreCaughtBesideOneDevice) {
+  catch_mutants(blocks_strategy, longer_mutations(), kSanitized ? 1 : 6, 6, 6, true);
+  catch_mutants(turns_strategy, longer_mutations(), kSanitized ? 1 : 3, 6, 6, true);
+  catch_mutants(heads_strategy, longer_mutations(), kSanitized ? 1 : 3, 6, 6, true);
+}
+
 TEST(Mutants, OfTheNumbersOfAStepAreCaught) {
   catch_mutants(random_strategy, number_mutations(), kSanitized ? 2 : 10, kSanitized ? 1 : 4,
                 kSanitized ? 5 : 60);

@@ -162,10 +162,59 @@ Done move_in_other_dims(PlanSet& set, Random& random) {
   return text;
 }
 
+// Both operands of a product have more of what it sums over: their rows come twice, or with zeros in
+// the middle of those of one and after those of the other.
+Done make_longer(PlanSet& set, Random& random) {
+  std::vector<std::pair<Program*, size_t>> products;
+  for (RoleProgram& role : set.roles)
+    for (Program& program : role.programs)
+      for (size_t o = 0; o < program.ops.size(); ++o) {
+        const ProgramOp& op = program.ops[o];
+        if (op.op == "MatMul" && op.attrs.integer("trans_a") == 1 &&
+            program.values[static_cast<size_t>(op.inputs[0])].shape.size() == 2)
+          products.emplace_back(&program, o);
+      }
+  if (products.empty()) return std::nullopt;
+  const auto& place = products[below(random, products.size())];
+  Program* program = place.first;
+  const size_t at = place.second;
+  const std::vector<int32_t> inputs = program->ops[at].inputs;
+  const int64_t rows = program->values[static_cast<size_t>(inputs[0])].shape[0];
+  const bool pads = below(random, 2) == 0;
+  std::vector<ProgramOp> ops;
+  const auto add = [&](const char* op, Attrs attrs, int32_t from, const Shape& shape) {
+    program->values.push_back({program->values[static_cast<size_t>(from)].dtype, shape});
+    const auto made = static_cast<int32_t>(program->values.size()) - 1;
+    ops.push_back({op, std::move(attrs), {from}, {made}});
+    return made;
+  };
+  const auto in_shape = [&](int32_t from, const Shape& shape) {
+    return add("Reshape", {{"shape", shape}}, from, shape);
+  };
+  for (size_t i = 0; i < 2; ++i) {
+    const int64_t columns = program->values[static_cast<size_t>(inputs[i])].shape[1];
+    const int64_t parts = pads && i == 0 && rows % 2 == 0 ? 2 : 1;
+    Shape shape{parts, rows / parts, columns};
+    int32_t longer = in_shape(inputs[i], shape);
+    const std::vector<int64_t> before(3), after{0, rows / parts, 0};
+    if (pads)
+      shape[1] *= 2,
+          longer = add("Pad", {{"before", before}, {"after", after}, {"value", 0.0}}, longer, shape);
+    else
+      shape[0] = 2, longer = add("Expand", {{"shape", shape}}, longer, shape);
+    program->ops[at].inputs[i] = in_shape(longer, {2 * rows, columns});
+  }
+  program->ops.insert(program->ops.begin() + static_cast<std::ptrdiff_t>(at), ops.begin(),
+                      ops.end());
+  return fmt::format("{}: {} of {} rows", program->label, pads ? "zeros after" : "twice each", rows);
+}
+
 constexpr Mutation kViews[] = {{"move in other dims", move_in_other_dims}};
+constexpr Mutation kLonger[] = {{"make longer", make_longer}};
 
 }  // namespace
 
 std::span<const Mutation> view_mutations() { return kViews; }
+std::span<const Mutation> longer_mutations() { return kLonger; }
 
 }  // namespace piper::mutation

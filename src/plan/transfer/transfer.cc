@@ -11,7 +11,8 @@ using Runs = std::vector<StateTransfer::Run>;
 
 // Sorts runs, and joins those that touch or overlap.
 Runs joined(Runs runs) {
-  std::ranges::sort(runs, {}, &StateTransfer::Run::first);
+  if (!std::ranges::is_sorted(runs, {}, &StateTransfer::Run::first))
+    std::ranges::sort(runs, {}, &StateTransfer::Run::first);
   Runs out;
   for (const StateTransfer::Run& run : runs) {
     if (out.empty() || run.first > out.back().end())
@@ -171,6 +172,36 @@ class Planner {
   StateTransfer transfer_;
 };
 
+// Returns a number of runs that what is held has at most.
+int64_t most_runs(const Held& held) {
+  int32_t last = 0;
+  int64_t stretches = 1, lines = 1;  // of a line along the last dim that is cut; lines
+  for (const Held::Block& block : held.blocks) last = std::max(last, block.dim);
+  for (const Held::Block& block : held.blocks)
+    if (block.dim == last) stretches += block.outer;
+  for (int32_t d = 0; d < last; ++d) lines *= held.whole.shape[static_cast<size_t>(d)];
+  return held.blocks.empty() ? 1 : std::min(lines, held.count) * stretches + 2;
+}
+
+// Lists of runs take memory and time by the runs, of which a small file may name any number.
+Status check_runs(const PlanSet& set) {
+  constexpr int64_t kMost = int64_t{1} << 26;
+  int64_t runs = 0;
+  std::string name;
+  for_each_state(set, [&](int64_t, const RoleProgram&, const Tensor& tensor, const Held& held) {
+    if (runs > kMost) return;
+    runs += most_runs(held);
+    name = tensor.name;
+  });
+  if (runs <= kMost) return ok_status();
+  return fail(
+             "the ranks of {} hold their states in more than {} runs, up to '{}': a job cannot "
+             "switch with so many",
+             set.directory, kMost, quote_control(name))
+      .with_code(ExitCode::kPlan)
+      .with_note("help: end it with a checkpoint, and start the other plans with --resume");
+}
+
 }  // namespace
 
 int64_t StateTransfer::bytes_of(const Move& move) const {
@@ -201,6 +232,8 @@ Result<StateTransfer> plan_transfer(const PlanSet& from, const PlanSet& to) {
                 to.world())
         .with_code(ExitCode::kUsage)
         .with_note("help: end it with a checkpoint, and start the other plans with --resume");
+  PIPER_TRY(check_runs(from));
+  PIPER_TRY(check_runs(to));
   return Planner(from, to).plan();
 }
 

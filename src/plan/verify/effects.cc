@@ -2,6 +2,7 @@
 #include "effects.h"
 
 #include <map>
+#include <numeric>
 
 #include "piper/base/float16.h"
 #include "values.h"
@@ -28,6 +29,8 @@ class EffectsWalk : public BufferWalk<uint64_t> {
     if (known) values_.whole_shapes = &known->shapes;
     for (size_t axis = 0; axis < model.mesh.size(); ++axis)
       if (model.followed >> axis & 1) cut_along(model.mesh[axis].second);
+    for (const Cell& cell : model.cells)
+      for (const Tensor& tensor : cell.role->tensors) add_padding(tensor);
   }
 
   Effects run(int32_t steps) {
@@ -53,6 +56,23 @@ class EffectsWalk : public BufferWalk<uint64_t> {
   void cut_along(int64_t ranks) {
     values_.ranks *= ranks;
     for (const int64_t parts : std::set(values_.parts)) values_.parts.insert(parts * ranks);
+  }
+  // Records by how much the cuts of a state pad its dims: some of them, as one that follows may cut
+  // what only those before it have padded.
+  void add_padding(const Tensor& tensor) {
+    Shape whole = tensor.whole, all = whole, left = whole;  // `all`: of the parts together
+    for (const TensorCut& cut : tensor.cuts) {
+      const auto d = static_cast<size_t>(cut.dim);
+      if (cut.axis < 0) {
+        whole[d] = all[d] = left[d] = cut.block;
+        continue;
+      }
+      const int64_t ranks = model_.mesh[static_cast<size_t>(cut.axis)].second,
+                    own = cut.block > 0 ? cut.outer * cut.block : left[d] / ranks;
+      all[d] = all[d] / left[d] * own * ranks, left[d] = own;
+      const int64_t common = std::gcd(whole[d], all[d]);
+      if (all[d] != whole[d]) values_.padded.emplace(whole[d] / common, all[d] / common);
+    }
   }
   int32_t step_of(Spot place) const { return first_step_ + section_.training_step(place); }
 

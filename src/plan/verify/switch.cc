@@ -11,7 +11,7 @@ using Spans = std::vector<std::pair<int64_t, int64_t>>;  // elements [first, sec
 constexpr size_t kMostSwitchFindings = 20;
 
 Spans in_one(Spans spans) {
-  std::sort(spans.begin(), spans.end());
+  if (!std::is_sorted(spans.begin(), spans.end())) std::sort(spans.begin(), spans.end());
   Spans out;
   for (const auto& [first, end] : spans) {
     if (!out.empty() && first <= out.back().second)
@@ -98,7 +98,7 @@ class SwitchProof {
 
   // Each element that the rank is to hold comes once, and no other.
   void compare(const Place& place, Spans spans) {
-    std::sort(spans.begin(), spans.end());
+    if (!std::is_sorted(spans.begin(), spans.end())) std::sort(spans.begin(), spans.end());
     for (size_t k = 1; k < spans.size(); ++k)
       if (spans[k].first < spans[k - 1].second)
         find("element {} of '{}' comes to rank {} twice", spans[k].first, name(place.second),

@@ -125,7 +125,8 @@ bool WholeRun::adds_to_sum(const ProgramOp& op, size_t to) const {
 WholeRun::Made WholeRun::results(const ProgramOp& op) {
   const bool adds = op.op == "Add" && op.inputs.size() == 2;
   for (const size_t to : {0, 1})
-    if (adds && op.inputs[1 - to] >= 0 && adds_to_sum(op, to))
+    if (adds && op.inputs[1 - to] >= 0 && adds_to_sum(op, to) &&
+        type(op.inputs[1 - to]).shape == type(op.outputs[0]).shape)
       return {operand(op, 0).symbol + operand(op, 1).symbol};
   if (op.op == "GlobalNorm") return norm(op);
   if (op.op == "RowPlaces" && op.outputs.size() == 2 && op.outputs[1] >= 0 &&
@@ -431,25 +432,39 @@ bool WholeRun::is_part_of(const Part& own, const Shape& whole) const {
     return false;
   const Shape mine = with_dims(own.shape, dims), its = with_dims(whole, dims);
   for (size_t d = 0; d < dims; ++d) {
-    if (mine[d] == its[d] || counts_packed(own.cuts, d > 0 ? d + more : 0)) continue;
-    if (!may_be_part(mine[d], its[d])) return false;
-    if (!own.cuts || mine[d] > its[d]) continue;
+    if (counts_packed(own.cuts, d > 0 ? d + more : 0)) continue;
+    const bool is_run = own.shape.size() == 1;
+    if (!may_be_part(mine[d], its[d], is_run)) return false;
+    if (!own.cuts || its[d] == 1) continue;
     int64_t ranks = 1;
+    bool is_known = true;  // which dim each axis cuts
     for (const CutDim& cut : *own.cuts) {
-      const uint32_t of = d > 0 ? cut.dims >> (d + more) & 1 : cut.dims & ((2u << more) - 1);
-      if (of != 0) ranks *= cut.ranks > 0 ? cut.ranks : values_.ranks;
+      const uint32_t of_all = d > 0 ? uint32_t{1} << (d + more) : (uint32_t{2} << more) - 1;
+      if ((cut.dims & of_all) == 0) continue;
+      is_known = is_known && cut.ranks > 0 && (cut.dims & ~of_all) == 0;
+      if (cut.ranks > 0) ranks *= cut.ranks;
     }
-    if (mine[d] * ranks < its[d]) return false;
+    if (is_known && !are_parts(mine[d], ranks, its[d], is_run)) return false;
   }
   return true;
 }
 
-// Returns whether an extent may be a part of another, which may be padded: the number of parts is 2
-// to that of ranks.
-bool WholeRun::may_be_part(int64_t own, int64_t whole) const {
-  if (own == whole) return true;
-  return whole > 1 && whole <= own * values_.ranks &&
-         (own < 2 * whole || 2 * own <= whole * values_.ranks);
+// Returns whether so many equal parts, together, have an extent on one device: exactly, or padded
+// as some state is. A flat run has up to one element less than others.
+bool WholeRun::are_parts(int64_t own, int64_t parts, int64_t whole, bool is_run) const {
+  if (own <= 0 || whole <= 0) return own == whole;
+  const __int128 all = static_cast<__int128>(own) * parts;
+  if (is_run && all >= whole && all - whole < parts) return true;
+  return all == whole || std::ranges::any_of(values_.padded, [&](const auto& of) {
+           return all * of.first == static_cast<__int128>(whole) * of.second;
+         });
+}
+
+// Returns whether an extent may be a part of another, of any number of ranks.
+bool WholeRun::may_be_part(int64_t own, int64_t whole, bool is_run) const {
+  return own == whole || (whole > 1 && std::ranges::any_of(values_.parts, [&](int64_t parts) {
+                            return are_parts(own, parts, whole, is_run);
+                          }));
 }
 
 }  // namespace piper

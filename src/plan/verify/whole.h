@@ -71,7 +71,8 @@ class WholeRun {
   uint64_t in_dims(uint64_t symbol, const Use& use);
   uint64_t of_shapes(uint64_t symbol, uint64_t key, const std::vector<Part>& own);
   bool is_part_of(const Part& own, const Shape& whole) const;
-  bool may_be_part(int64_t own, int64_t whole) const;
+  bool are_parts(int64_t own, int64_t parts, int64_t whole, bool is_run) const;
+  bool may_be_part(int64_t own, int64_t whole, bool is_run = false) const;
   std::optional<uint64_t> moved(const Use& use);
   uint64_t cast(const Use& use);
   uint64_t sliced(const Use& use);
