@@ -482,6 +482,12 @@ class Odd(nn.Module):
         turned = torch.view_as_complex(h.view(-1, 1, 2, 2)) * self.turns
         return torch.view_as_real(turned).flatten(1).pow(3).mean()
 
+    def headless(self, h, x):
+        """Attention of three dims, with a mask for each sample and with one for all."""
+        h, attend = h.view(-1, 2, 2), F.scaled_dot_product_attention
+        mask = torch.stack([x > -9, x.sin() > -2], -1)[:, :2]
+        return (attend(h, h, h.sin(), attn_mask=x.view(-1, 2, 2)) + attend(h, h, h, mask) + attend(h, h, h, is_causal=True)).pow(3).mean()
+
     def cond(self, h, x):
         return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (h,)).mean()
 
@@ -873,7 +879,7 @@ def main():
                    finite=["is one of PyTorch: loss", "forward asks whether numbers are finite"], parts=["is one of PyTorch: loss"],
                    sized=["what it does there depends on values that inputs or parameters decide (", "int(torch.max("],
                    checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],
-                   kept=["is one of PyTorch: loss"], rotates=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"], registers=["is one of PyTorch: loss"],
+                   kept=["is one of PyTorch: loss"], rotates=["is one of PyTorch: loss"], headless=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"], registers=["is one of PyTorch: loss"],
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],

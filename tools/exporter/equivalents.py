@@ -14,6 +14,11 @@ from .linear_algebra import BY_ELIMINATION
 def attention_of_four_dims(attention, bound):
     """That of one batch dim, one of heads and two, which is what torch.onnx writes."""
     query, mask = bound["query"], bound.get("attn_mask")
+    if all(bound[name].dim() == 3 for name in ("query", "key", "value")):  # of no heads
+        bound |= {name: bound[name].unsqueeze(1) for name in ("query", "key", "value")}
+        if mask is not None and mask.dim() == 3:
+            bound["attn_mask"] = mask.unsqueeze(1)
+        return attention(**bound).squeeze(1)
     lead = query.shape[:-3]
     if len(lead) < 2 or any(bound[name].shape[:-3] != lead for name in ("key", "value")):
         return attention(**bound)
