@@ -19,7 +19,7 @@
 #include "library_text.h"
 #include "piper/planner/compile.h"
 
-namespace piper {
+namespace piper::communicator_orders_test {
 namespace {
 
 // A communicator as its members open it.
@@ -489,4 +489,4 @@ TEST(CommunicatorOrders, TwoCommunicatorsInTwoOrdersBlock) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::communicator_orders_test

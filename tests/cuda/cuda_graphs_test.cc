@@ -10,7 +10,7 @@
 #include "folder.h"
 #include "over_nccl.h"
 
-namespace piper {
+namespace piper::cuda_graphs_test {
 namespace {
 
 using testing::HasSubstr;
@@ -265,4 +265,4 @@ TEST_F(Graphs, AreOfTheDeviceThatALauncherSays) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::cuda_graphs_test

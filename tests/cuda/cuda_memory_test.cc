@@ -11,7 +11,7 @@
 #include "piper/planner/compile.h"
 #include "piper/runtime/job.h"
 
-namespace piper {
+namespace piper::cuda_memory_test {
 namespace {
 
 constexpr int64_t kPage = int64_t{2} << 20;
@@ -134,4 +134,4 @@ TEST_F(CudaMemory, LessThanIsTakenIsRefused) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::cuda_memory_test

@@ -16,7 +16,7 @@
 #include "over_nccl.h"
 #include "seed.h"
 
-namespace piper {
+namespace piper::failed_calls_test {
 namespace {
 
 using testing::HasSubstr;
@@ -167,4 +167,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::failed_calls_test

@@ -16,7 +16,7 @@
 #include "nccl_links.h"
 #include "over_nccl.h"
 
-namespace piper {
+namespace piper::nccl_test {
 namespace {
 
 constexpr int64_t kSteps = 3;
@@ -267,4 +267,4 @@ TEST_F(Nccl, ARankThatNeverComesIsMissed) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::nccl_test

@@ -11,7 +11,7 @@
 #include "seed.h"
 #include "tiny_models.h"
 
-namespace piper {
+namespace piper::strategies_on_fakes_test {
 namespace {
 
 using namespace jobs;
@@ -444,4 +444,4 @@ TEST(StrategiesOnFakesCases, AreAllFilesOfTheLibrary) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::strategies_on_fakes_test

@@ -6,7 +6,7 @@
 #include "piper/inspect/summary.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::axes_test {
 namespace {
 
 using namespace jobs;
@@ -1015,4 +1015,4 @@ INSTANTIATE_TEST_SUITE_P(Models, Axes, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::axes_test

@@ -12,7 +12,7 @@
 
 #include "sample_jobs.h"
 
-namespace piper {
+namespace piper::checkpoints_test {
 namespace {
 
 struct Way {
@@ -643,4 +643,4 @@ TEST_F(Checkpoints, FaultsAreSpelled) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::checkpoints_test

@@ -9,7 +9,7 @@
 #include "piper/runtime/checkpoint.h"
 #include "shell.h"
 
-namespace piper {
+namespace piper::evaluation_test {
 namespace {
 
 using namespace jobs;
@@ -734,4 +734,4 @@ TEST_F(Jobs, ProcessesEvaluate) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::evaluation_test

@@ -7,7 +7,7 @@
 
 #include "sample_jobs.h"
 
-namespace piper {
+namespace piper::flight_test {
 namespace {
 
 class Flight : public SampleJobs {
@@ -108,4 +108,4 @@ TEST_F(Flight, MfuIsOfTheStatedPeak) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::flight_test

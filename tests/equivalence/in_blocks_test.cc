@@ -5,7 +5,7 @@
 #include "piper/plan/flops.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::in_blocks_test {
 namespace {
 
 using namespace jobs;
@@ -424,4 +424,4 @@ TEST(InBlocks, TakeAQuarterOfTheBytes) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::in_blocks_test

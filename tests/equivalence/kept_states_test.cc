@@ -4,7 +4,7 @@
 #include "equivalence/random_model.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::kept_states_test {
 namespace {
 
 using namespace jobs;
@@ -316,4 +316,4 @@ TEST(KeptStatesControl, RoundedDirectionsAreRefused) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::kept_states_test

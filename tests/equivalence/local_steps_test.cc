@@ -7,7 +7,7 @@
 #include "piper/plan/outer_updates.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::local_steps_test {
 namespace {
 
 using namespace jobs;
@@ -1018,4 +1018,4 @@ TEST_F(LocalStepsJobs, AreCountedByTools) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::local_steps_test

@@ -4,7 +4,7 @@
 
 #include "sample_jobs.h"
 
-namespace piper {
+namespace piper::nonfinite_test {
 namespace {
 
 struct Way {
@@ -250,4 +250,4 @@ TEST_F(NonFinite, PlansWithoutANormSaySo) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::nonfinite_test

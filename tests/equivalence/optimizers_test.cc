@@ -3,7 +3,7 @@
 #include "equivalence/jobs.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::optimizers_test {
 namespace {
 
 using namespace jobs;
@@ -307,4 +307,4 @@ TEST(OptimizersControl, OtherSettingsDiffer) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::optimizers_test

@@ -7,7 +7,7 @@
 #include "piper/inspect/summary.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::placed_parts_test {
 namespace {
 
 using namespace jobs;
@@ -378,4 +378,4 @@ TEST_F(PlacedPartsJobs, GoOnCutOtherwise) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::placed_parts_test

@@ -4,7 +4,7 @@
 
 #include "sample_jobs.h"
 
-namespace piper {
+namespace piper::replay_test {
 namespace {
 
 struct Way {
@@ -77,4 +77,4 @@ TEST_F(Replay, PlansThatCannotSaySo) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::replay_test

@@ -3,7 +3,7 @@
 
 #include "sample_jobs.h"
 
-namespace piper {
+namespace piper::restarts_test {
 namespace {
 
 class Restarts : public SampleJobs {
@@ -170,4 +170,4 @@ TEST_F(Restarts, SeparatorsThatDoNotOccurAreSaid) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::restarts_test

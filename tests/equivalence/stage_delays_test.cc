@@ -5,7 +5,7 @@
 #include "equivalence/sample_jobs.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::stage_delays_test {
 namespace {
 
 using namespace jobs;
@@ -306,4 +306,4 @@ TEST_F(StageDelayJobs, GoOnBitForBit) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::stage_delays_test

@@ -9,7 +9,7 @@
 #include "piper/plan/verify.h"
 #include "sample_jobs.h"
 
-namespace piper {
+namespace piper::switch_test {
 namespace {
 
 struct Way {
@@ -890,4 +890,4 @@ TEST_F(Switch, PiperVerifyProvesIt) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::switch_test

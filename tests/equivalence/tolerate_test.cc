@@ -10,7 +10,7 @@
 #include "piper/plan/worlds.h"
 #include "sample_jobs.h"
 
-namespace piper {
+namespace piper::tolerate_test {
 namespace {
 
 class Tolerate : public SampleJobs {
@@ -231,4 +231,4 @@ TEST_F(Tolerate, BadInput) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::tolerate_test

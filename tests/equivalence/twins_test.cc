@@ -5,7 +5,7 @@
 #include "equivalence/entries.h"
 #include "piper/plan/verify.h"
 
-namespace piper {
+namespace piper::twins_test {
 namespace {
 
 using namespace jobs;
@@ -243,4 +243,4 @@ TEST(TwinsRefused, AtTheirPlace) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::twins_test

@@ -7,7 +7,7 @@
 #include "piper/runtime/data.h"
 #include "unit/chain.h"
 
-namespace piper {
+namespace piper::two_versions_rule_test {
 namespace {
 
 using namespace jobs;
@@ -284,4 +284,4 @@ TEST(TwoVersions, LeaveNoDeviceIdleOnceThePipelineIsFull) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::two_versions_rule_test

@@ -21,8 +21,8 @@ struct DnnContext : fake::Object {
 
 namespace {
 
-enum DnnCode : int { kBadParameter = 2000, kNotSupported = 3000, kInternal = 4000 };
-constexpr int64_t kWorkspace = 1000;
+enum DnnCode : int { kBadParameter = 2000, kNotSupported = 3000, kDnnInternal = 4000 };
+constexpr int64_t kDnnWorkspace = 1000;
 
 // ---- Plans --------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ struct Descriptor : Object {
   }
 };
 
-size_t bytes_of(int type) {
+size_t bytes_of_type(int type) {
   switch (type) {
     case kDnnTypeBool:
     case kDnnTypeChar:
@@ -349,10 +349,10 @@ class PlanRun {
 
 Status run_plan(State& state, const Plan& plan, const std::map<int64_t, uintptr_t>& addresses,
                 uintptr_t workspace) {
-  if (const std::string wrong = state.touch(workspace, kWorkspace, Access::kWrite);
+  if (const std::string wrong = state.touch(workspace, kDnnWorkspace, Access::kWrite);
       !wrong.empty() || !state.range_of(workspace))
     return fail("the workspace of cuDNN: {}", wrong.empty() ? "no memory of a device" : wrong);
-  std::memset(reinterpret_cast<void*>(workspace), 0xff, kWorkspace);
+  std::memset(reinterpret_cast<void*>(workspace), 0xff, kDnnWorkspace);
   return PlanRun(state, plan, addresses).run();
 }
 
@@ -365,7 +365,7 @@ Descriptor* descriptor(Call& call, void* object) {
 // Descriptions and plans are made without a device, as cuDNN does.
 #define FAKE_DNN_CALL(name)                \
   Call call(#name, /*needs_start=*/false); \
-  if (call.code != kOk) return kInternal
+  if (call.code != kOk) return kDnnInternal
 
 extern "C" {
 
@@ -380,7 +380,7 @@ const char* cudnnGetErrorString(int status) {
 }
 int cudnnCreate(DnnContext** context) {
   FAKE_DNN_CALL(cudnnCreate);
-  if (!current_context()) return kInternal;
+  if (!current_context()) return kDnnInternal;
   *context = call.state.make<DnnContext>();
   return kOk;
 }
@@ -421,7 +421,7 @@ int cudnnBackendSetAttribute(void* object, int attribute, int type, int64_t coun
     if (!other || !other->is_finished) return kBadParameter;
   }
   one->values[attribute] = {count, std::string(static_cast<const char*>(values),
-                                               static_cast<size_t>(count) * bytes_of(type))};
+                                               static_cast<size_t>(count) * bytes_of_type(type))};
   return kOk;
 }
 int cudnnBackendFinalize(void* object) {
@@ -445,11 +445,11 @@ int cudnnBackendGetAttribute(void* const object, int attribute, int type, int64_
     choice->is_finished = true;
     *count = 1;
   } else if (attribute == kDnnPlanWorkspace) {
-    *static_cast<int64_t*>(values) = kWorkspace;
+    *static_cast<int64_t*>(values) = kDnnWorkspace;
     *count = 1;
   } else if (const auto found = one->values.find(attribute); found != one->values.end()) {
     *count = std::min(most, found->second.count);
-    std::memcpy(values, found->second.bytes.data(), static_cast<size_t>(*count) * bytes_of(type));
+    std::memcpy(values, found->second.bytes.data(), static_cast<size_t>(*count) * bytes_of_type(type));
   }
   return kOk;
 }
@@ -469,7 +469,7 @@ int cudnnBackendExecute(DnnContext* context, void* plan, void* pack) {
       [&state, graph = what->plan, addresses, at = where->get<uintptr_t>(kDnnPackWorkspace)] {
         return run_plan(state, *graph, addresses, at);
       });
-  return queued == kOk ? static_cast<int>(kOk) : kInternal;
+  return queued == kOk ? static_cast<int>(kOk) : kDnnInternal;
 }
 
 }  // extern "C"

@@ -26,7 +26,7 @@ enum NvrtcCode : int {
   kCompilation = 6,
   kBuiltins = 7
 };
-constexpr int kInternal = 11;
+constexpr int kNvrtcInternal = 11;
 
 // NVRTC opens this by its bare name when it compiles: the loader finds it where the process has it
 // already, or in folders of its own, and never because it lies beside NVRTC.
@@ -50,7 +50,7 @@ int copy_out(const std::string& text, char* to) {
 
 #define FAKE_NVRTC_CALL(name) \
   Call call(#name, false);    \
-  if (call.code != kOk) return kInternal
+  if (call.code != kOk) return kNvrtcInternal
 
 extern "C" {
 
@@ -62,7 +62,7 @@ int nvrtcVersion(int* major, int* minor) {
 const char* nvrtcGetErrorString(int code) {
   return code == kCompilation     ? "NVRTC_ERROR_COMPILATION"
          : code == kBuiltins      ? "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE"
-         : code == kInternal      ? "NVRTC_ERROR_INTERNAL_ERROR"
+         : code == kNvrtcInternal      ? "NVRTC_ERROR_INTERNAL_ERROR"
          : code == kInvalidOption ? "NVRTC_ERROR_INVALID_OPTION"
                                   : "NVRTC_ERROR";
 }
@@ -89,7 +89,7 @@ int nvrtcDestroyProgram(NvrtcProgram** program) {
   if (!call.state.check(call.name, *program)) return kInvalidProgram;
   (*program)->is_alive = false;
   *program = nullptr;
-  return call.code == kOk ? 0 : kInternal;
+  return call.code == kOk ? 0 : kNvrtcInternal;
 }
 int nvrtcCompileProgram(NvrtcProgram* program, int count, const char* const* options) {
   {

@@ -15,7 +15,7 @@ std::vector<InputNeed> needs() {
 }
 
 // Reads every sample of some steps, first and far ones.
-void read_all(const DataOptions& options) {
+void read_samples(const DataOptions& options) {
   const std::vector<InputNeed> wanted = needs();
   const auto source = open_data(options, wanted, kBatch);
   if (!source) return;
@@ -35,27 +35,27 @@ void run_data(std::string_view input) {
     case 's': {
       const std::string path = folder.write("batches.safetensors", rest);
       (void)read_safetensors(path);
-      return read_all({{path}, 1, false});
+      return read_samples({{path}, 1, false});
     }
     case 'n': {
       const std::string path = folder.write("rows.npy", rest);
       (void)read_npy(path);
-      return read_all({{"ids=" + path, "labels=" + path, "position_ids=" + path}, 1, true});
+      return read_samples({{"ids=" + path, "labels=" + path, "position_ids=" + path}, 1, true});
     }
     case 'i': {
       const std::string path = folder.write("indexed.bin", std::string(64, '\3'));
       folder.write("indexed.idx", rest);
-      return read_all({{path}, 1, true});
+      return read_samples({{path}, 1, true});
     }
     case 'm': {
       folder.write("a.bin", std::string(64, '\3'));
       folder.write("b.bin", std::string(96, '\4'));
-      return read_all({{folder.write("mix.yaml", rest)}, 1, true});
+      return read_samples({{folder.write("mix.yaml", rest)}, 1, true});
     }
     default: {
       const std::string path = folder.write("tokens.bin", rest);
       constexpr const char* kForms[] = {":u8", ":u16", ":u32", ""};
-      return read_all({{path + kForms[static_cast<unsigned char>(input[0]) % 4]}, 1, true});
+      return read_samples({{path + kForms[static_cast<unsigned char>(input[0]) % 4]}, 1, true});
     }
   }
 }

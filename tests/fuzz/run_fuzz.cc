@@ -10,7 +10,7 @@
 namespace piper::fuzz {
 namespace {
 
-constexpr int64_t kMostBytes = 1 << 18;  // what runs is small
+constexpr int64_t kMostParameterBytes = 1 << 18;  // what runs is small
 constexpr size_t kMostInstructions = 200;
 
 // Whatever bytes a step asks for, indices out of every range among them.
@@ -45,10 +45,10 @@ bool is_small(const RoleProgram& role) {
     if (list->size() > kMostInstructions) return false;
   for (const Program& program : role.programs)
     for (const TensorType& type : program.values)
-      if (type.bytes() > kMostBytes) return false;
+      if (type.bytes() > kMostParameterBytes) return false;
   int64_t bytes = role.arena_bytes;
   for (const int64_t workspace : role.workspace_bytes) bytes = std::max(bytes, workspace);
-  return bytes <= kMostBytes;
+  return bytes <= kMostParameterBytes;
 }
 
 // Args of one instruction that share bytes: the verifier's to refuse. Running it makes wrong

@@ -4,7 +4,7 @@
 #include "piper/planner/make_dag.h"
 #include "piper/planner/sharding.h"
 
-namespace piper {
+namespace piper::compile_test {
 namespace {
 
 using namespace jobs;
@@ -534,4 +534,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::compile_test

@@ -10,7 +10,7 @@
 #include "piper/planner/compile.h"
 #include "shell.h"
 
-namespace piper {
+namespace piper::diff_test {
 namespace {
 
 using testing::HasSubstr;
@@ -456,4 +456,4 @@ TEST(DiffProgram, DumpsAndExplanationsDoNotMix) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::diff_test

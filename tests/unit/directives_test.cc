@@ -9,7 +9,7 @@
 #include "piper/inspect/summary.h"
 #include "piper/planner/job_costs.h"
 
-namespace piper {
+namespace piper::directives_test {
 namespace {
 
 // The strategy that counts, as piperc prints it, makes the same plans.
@@ -330,4 +330,4 @@ TEST(Directives, OfTheLibraryPrintAsTheyAre) {
 TEST(Directives, Golden) { golden::run("directives/*.test", {"after", "error"}, compile_case); }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::directives_test

@@ -2,7 +2,7 @@
 #include "library_text.h"
 #include "unit/strategy_texts.h"
 
-namespace piper {
+namespace piper::library_test {
 namespace {
 
 // Two libraries beside a strategy; what is included says by its loss which file it is.
@@ -124,4 +124,4 @@ TEST_F(Library, RefusesWhatIsNoName) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::library_test

@@ -4,7 +4,7 @@
 
 #include "unit/op_uses.h"
 
-namespace piper {
+namespace piper::op_gradients_test {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
@@ -187,4 +187,4 @@ TEST(Ops, EveryDifferentiableRowHasAGradientThatWasChecked) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::op_gradients_test

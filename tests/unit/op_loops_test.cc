@@ -3,7 +3,7 @@
 
 #include "unit/op_uses.h"
 
-namespace piper {
+namespace piper::op_loops_test {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
@@ -527,4 +527,4 @@ TEST(Ops, LoopsOfAForm) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::op_loops_test

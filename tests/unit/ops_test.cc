@@ -9,7 +9,7 @@
 #include "piper/ir/signatures.h"
 #include "unit/op_uses.h"
 
-namespace piper {
+namespace piper::ops_test {
 namespace {
 
 using namespace test;  // NOLINT: the helpers of this test
@@ -555,4 +555,4 @@ TEST(Builder, ScalarsOfEveryType) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::ops_test

@@ -4,7 +4,7 @@
 #include "golden.h"
 #include "unit/strategy_texts.h"
 
-namespace piper {
+namespace piper::programs_test {
 namespace {
 
 Result<int64_t> calculate(std::string_view text, const Variables& variables = {}) {
@@ -256,4 +256,4 @@ TEST(Order, ErrorsPointIntoTheFile) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::programs_test

@@ -8,7 +8,7 @@
 
 #include "unit/strategy_texts.h"
 
-namespace piper {
+namespace piper::rate_test {
 namespace {
 
 constexpr double kPi = 3.141592653589793;
@@ -151,4 +151,4 @@ TEST(Rate, GroupsHaveSchedulesOfTheirOwn) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::rate_test

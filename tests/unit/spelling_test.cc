@@ -7,7 +7,7 @@
 #include "seed.h"
 #include "unit/strategy_texts.h"
 
-namespace piper {
+namespace piper::spelling_test {
 namespace {
 
 std::string printed(const std::string& text, const std::vector<Definition>& defines = {}) {
@@ -345,4 +345,4 @@ TEST(Spelling, OfExpressionsKeepsTheirValues) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::spelling_test

@@ -2,7 +2,7 @@
 #include "golden.h"
 #include "unit/strategy_texts.h"
 
-namespace piper {
+namespace piper::strategy_errors_test {
 namespace {
 
 golden::Section strategy_error(const golden::Case& c) {
@@ -113,4 +113,4 @@ TEST(Strategy, ReportsAMissingFile) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::strategy_errors_test

@@ -13,7 +13,7 @@
 #include "seed.h"
 #include "unit/strategy_texts.h"
 
-namespace piper {
+namespace piper::strategy_test {
 namespace {
 
 // ---- Values -------------------------------------------------------------------------------------
@@ -771,4 +771,4 @@ TEST(Strategy, SurvivesNoise) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::strategy_test

@@ -12,7 +12,7 @@
 #include "piper/devices/program.h"
 #include "piper/planner/compile.h"
 
-namespace piper {
+namespace piper::summary_test {
 namespace {
 
 using testing::Contains;
@@ -385,4 +385,4 @@ TEST(Explain, SaysWhatIsLeftOut) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::summary_test

@@ -2,7 +2,7 @@
 #include "piper/ir/ops.h"
 #include "unit/verify_plans.h"
 
-namespace piper {
+namespace piper::verify_layout_test {
 namespace {
 
 using Edits = std::vector<std::pair<std::string, std::string>>;
@@ -1057,4 +1057,4 @@ TEST(VerifyLayout, WholeValuesOfOperandsThatAreMissing) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::verify_layout_test

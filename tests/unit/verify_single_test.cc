@@ -2,7 +2,7 @@
 #include "piper/ir/ops.h"
 #include "unit/verify_plans.h"
 
-namespace piper {
+namespace piper::verify_single_test {
 namespace {
 
 using Edits = std::vector<std::pair<std::string, std::string>>;
@@ -241,4 +241,4 @@ TEST(VerifySingle, OtherStates) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::verify_single_test

@@ -1,7 +1,7 @@
 // What the verifier says of the numbers that all updates of a step share.
 #include "unit/verify_plans.h"
 
-namespace piper {
+namespace piper::verify_update_test {
 namespace {
 
 using Edits = std::vector<std::pair<std::string, std::string>>;
@@ -180,4 +180,4 @@ TEST(VerifyUpdate, AnOptimizerTakesWhatIsItsParameters) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::verify_update_test

@@ -5,7 +5,7 @@
 #include "folder.h"
 #include "piper/frontend/strategy.h"
 
-namespace piper {
+namespace piper::words_test {
 namespace {
 
 using nlohmann::json;
@@ -100,4 +100,4 @@ TEST(Words, OfTheSchemaAreTheParsers) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::words_test
