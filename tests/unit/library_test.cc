@@ -6,7 +6,7 @@ namespace piper::library_test {
 namespace {
 
 // Two libraries beside a strategy; what is included says by its loss which file it is.
-class Library : public ::testing::Test {
+class LibraryFiles : public ::testing::Test {
  protected:
   Library() {
     for (const char* library : {"first", "second"})
@@ -36,7 +36,7 @@ class Library : public ::testing::Test {
   Folder folder_;
 };
 
-TEST_F(Library, IsLookedUpInOrder) {
+TEST_F(LibraryFiles, IsLookedUpInOrder) {
   const std::string first = place("first"), second = place("second");
   EXPECT_EQ(included("<plain>", {first, second}), "first");
   EXPECT_EQ(included("<plain>", {second, first}), "second");
@@ -46,7 +46,7 @@ TEST_F(Library, IsLookedUpInOrder) {
   EXPECT_EQ(included("<plain>", {first}), "first");
 }
 
-TEST_F(Library, NamesAreSpelledInSeveralWays) {
+TEST_F(LibraryFiles, NamesAreSpelledInSeveralWays) {
   for (const char* name : {"<orders/steady>", "<orders/steady.yaml>", "\"<orders/steady>\"",
                            "<./orders//steady>", "<orders/../orders/steady>"})
     EXPECT_EQ(included(name, {place("second")}), "steady") << name;
@@ -58,7 +58,7 @@ TEST_F(Library, NamesAreSpelledInSeveralWays) {
 }
 
 // All of strategies/ is there for whatever lies beside `share`, with names as the files have.
-TEST_F(Library, LiesBesideTheProgram) {
+TEST_F(LibraryFiles, LiesBesideTheProgram) {
   int files = 0;
   const std::filesystem::path all = PIPER_SOURCE_DIR "/strategies";
   for (const auto& entry : std::filesystem::recursive_directory_iterator(all)) {
@@ -75,7 +75,7 @@ TEST_F(Library, LiesBesideTheProgram) {
 }
 
 // By a name and by a path it is one file, which is read once.
-TEST_F(Library, FilesAreReadOnce) {
+TEST_F(LibraryFiles, FilesAreReadOnce) {
   EXPECT_EQ(included("[<plain>, first/plain.yaml]", {place("first")}), "first");
   folder_.write("first/again.yaml", "piper: 1\ninclude: <again>\n");
   const std::string error = included("<again>", {place("first")});
@@ -84,7 +84,7 @@ TEST_F(Library, FilesAreReadOnce) {
       << error;
 }
 
-TEST_F(Library, SaysWhereItLooked) {
+TEST_F(LibraryFiles, SaysWhereItLooked) {
   setenv("PIPER_STRATEGIES", place("nowhere").c_str(), 1);
   const std::string error = included("[<orders/plain>]", {place("second")});
   EXPECT_TRUE(error.starts_with(
@@ -109,7 +109,7 @@ TEST_F(Library, SaysWhereItLooked) {
             "the library has no '<gpip>' (did you mean '<gpipe>' or '<schedules/gpipe>'?)");
 }
 
-TEST_F(Library, RefusesWhatIsNoName) {
+TEST_F(LibraryFiles, RefusesWhatIsNoName) {
   for (const char* name : {"<plain", "<>", "<.>", "<..>", "<../first/plain>", "</etc/passwd>",
                            "<orders/>", "<orders/../../first/plain>", "<plain>.yaml"}) {
     const std::string error = included(name, {place("first")});
