@@ -69,7 +69,9 @@ class EffectsWalk : public BufferWalk<uint64_t> {
       }
       const int64_t ranks = model_.mesh[static_cast<size_t>(cut.axis)].second,
                     own = cut.block > 0 ? cut.outer * cut.block : left[d] / ranks;
-      all[d] = all[d] / left[d] * own * ranks, left[d] = own;
+      // A dim without elements is not padded, and no memory has as many as overflow.
+      if (left[d] == 0 || __builtin_mul_overflow(all[d] / left[d] * ranks, own, &all[d])) return;
+      left[d] = own;
       const int64_t common = std::gcd(whole[d], all[d]);
       if (all[d] != whole[d]) values_.padded.emplace(whole[d] / common, all[d] / common);
     }
