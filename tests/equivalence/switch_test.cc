@@ -802,7 +802,7 @@ TEST_F(Switch, WhatCannotBeIsSaid) {
                                        "train: {optimizer: {adamw: {lr: 1e-2}}}\n";
   ASSERT_EQ(
       run_shell(fmt::format("{}/bin/piperc {}/tests/data/experts/looked_up.onnx {} -o {} 2>&1",
-                            PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("other.yaml"), path("other")))
+                            PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("other.yaml"), path("moe")))
           .first,
       0);
   const auto refuse = [&](const std::string& flags, const std::string& why) {
@@ -817,7 +817,7 @@ TEST_F(Switch, WhatCannotBeIsSaid) {
   refuse("--switch " + path("pp4") + "@3x", "expected DIR@STEP");
   refuse(switched("nowhere", 3), "nowhere");
   refuse(switched("sgd", 3), "trains something else than");
-  refuse(switched("other", 3), "");
+  refuse(switched("moe", 3), "");
   refuse(switched("pp4", 3) + "--verify-against single", "do not go together");
 }
 
