@@ -8,7 +8,7 @@ namespace {
 // Two libraries beside a strategy; what is included says by its loss which file it is.
 class LibraryFiles : public ::testing::Test {
  protected:
-  Library() {
+  LibraryFiles() {
     for (const char* library : {"first", "second"})
       std::filesystem::create_directories(folder_.path() + "/" + library + "/orders");
     write("first/plain", "first");
@@ -18,7 +18,7 @@ class LibraryFiles : public ::testing::Test {
     write("beside", "beside");
     setenv("PIPER_STRATEGIES", "", 1);
   }
-  ~Library() override { unsetenv("PIPER_STRATEGIES"); }
+  ~LibraryFiles() override { unsetenv("PIPER_STRATEGIES"); }
 
   void write(const std::string& name, const std::string& loss) const {
     folder_.write(name + ".yaml", "piper: 1\nloss: " + loss + "\n");
