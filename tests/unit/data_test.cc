@@ -378,7 +378,9 @@ TEST_F(DataTest, ALastBatchIsFilledUpWithWhatIsIgnored) {
   const auto opened = [&](int64_t ignore, bool fills, int64_t size) {
     const std::vector<InputNeed> needs = {{"ids", {DType::kI64, {size, 2}}},
                                           {"y", {DType::kI32, {2, size}}, 1, 0, 9, ignore}};
-    auto made = open_data({{"ids=" + rows, "y=" + columns}, 0, false, 0, 0, fills}, needs, size);
+    DataOptions options{{"ids=" + rows, "y=" + columns}, 0, false};
+    options.fills = fills;
+    auto made = open_data(options, needs, size);
     EXPECT_TRUE(made) << print_error(made.error());
     return *std::move(made);
   };
