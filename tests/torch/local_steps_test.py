@@ -14,7 +14,8 @@ from own_process import find_python
 
 NEEDED = ["torch", "onnx", "onnxscript", "safetensors"]
 ROOT, BIN = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
-SITES, EVERY, STEPS, BATCH, WIDTH, BOUND = 2, 3, 7, 8, 16, 1e-12
+SITES, EVERY, BATCH, WIDTH, BOUND = 2, 3, 8, 16, 1e-12
+STEPS = 9  # None of the delayed updates, which run in parts beside several steps, is between its parts then.
 
 find_python(ROOT, NEEDED)
 sys.path.insert(0, str(ROOT / "tools"))
