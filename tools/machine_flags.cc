@@ -56,7 +56,8 @@ Result<StatedCosts> read_costs(const std::vector<std::string>& all) {
           .with_code(ExitCode::kUsage);
     }
   }
-  // What is not said, of a stage or of all, is made of the other passes: as of a policy's costs.
+  // Passes whose costs are not said follow from those that are, for a stage as for all: so do a
+  // policy's costs.
   const auto filled = [](const std::array<std::optional<double>, 4>& said) {
     const double forward = said[0].value_or(0);
     const double input = said[2].value_or(forward), weight = said[3].value_or(forward);

@@ -31,7 +31,8 @@ std::string fragments(int64_t offset = 1) {
       offset);
 }
 
-// Updates that run beside the steps after they are due; sites get them after the last of these.
+// Returns a strategy whose updates run beside the steps after they are due; sites get them after
+// the last of these.
 std::string delayed(int64_t delay = 2, double mix = 0.25, int64_t every = kEvery) {
   return fmt::format(
       "  - local_steps: {{over: site, every: {}, delay: {}, mix: {}, outer: {{sgd: {{lr: 0.7, "
@@ -60,7 +61,7 @@ const std::string kTensor3 =
     "mesh: {site: 2, dp: 2, tp: 2}\ndirectives:\n"
     "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n" +
     std::string(kGptTensor);
-// Zeros after the classes, and after the heads of each projection of a weight.
+// Pads the classes with zeros, and the heads of each projection of a weight.
 const std::string kPads =
     "  - shard: {match: ['**/wte/*', '**/qkv/*', '**/fc/*'], dim: 0, over: tp, pad: true}\n"
     "  - shard: {match: ['**/proj/weight', '**/fc_out/weight'], dim: 1, over: tp, pad: true}\n";
@@ -286,8 +287,8 @@ TEST(LocalStepsDelay, OthersDiverge) {
   EXPECT_GT(largest_difference(trained[4], trained[3]), 1e-4) << "a mixture without a delay";
 }
 
-// Of updates that are due at the same steps one runs beside the next step, and the other beside
-// those after it, or, if sites get it before these, before the next step.
+// Two updates are due at the same steps: one runs beside the next step. The other runs beside later
+// steps or, if sites get it before these, before the next step.
 TEST(LocalStepsDelay, SeveralUpdatesAtOneStep) {
   NEED_MODEL("mlp");
   for (const int64_t delay : {1, 2}) {

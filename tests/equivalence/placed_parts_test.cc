@@ -72,7 +72,7 @@ TEST_P(PlacedParts, TrainAsOneDeviceDoes) {
     EXPECT_NEAR(spread->losses[k], uncut->losses[k], in_half ? 3e-2 : 1e-4) << "step " << k;
 }
 
-// The same beside chunks of tokens; the compiler makes the order.
+// Returns a strategy of placed parts beside chunks of tokens; the compiler makes its order.
 std::string chunks(const std::string& splits) {
   return "annotate: [{balance: {tag: stage, into: 4}}]\ndirectives:\n"
          "  - split: {dim: batch, into: 2}\n"

@@ -515,7 +515,7 @@ TEST_F(Switch, AJobGoesBackToBeforeASwitch) {
   EXPECT_TRUE(read("a") == read("b")) << began.second;
 }
 
-// The same over two stages of a batch that grows.
+// A job whose batch grows goes back over two of its stages, and ends as one that began there.
 TEST_F(Switch, ABatchThatGrowsGoesBackToAnEarlierStage) {
   compile("steps-up", kPipes,
           fmt::format("train: {{{}, global_batch: 24, rampup: [{{steps: 2, global_batch: 8}}, "

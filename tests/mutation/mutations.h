@@ -41,7 +41,7 @@ std::span<const Mutation> state_mutations();
 
 // Those that take elements from other dims, which shapes alone tell.
 std::span<const Mutation> view_mutations();
-// Those that sum over more than there is: what is repeated, or zeros in other places.
+// Returns those that sum over more than there is: elements twice, or zeros where none belong.
 std::span<const Mutation> longer_mutations();
 
 // Those of the step's numbers, where no label tells.

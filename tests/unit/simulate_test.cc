@@ -349,8 +349,8 @@ TEST(Simulate, ReportsAddUp) {
   EXPECT_EQ(kinds, "computations +0.025 collectives +0.062 host +0.013 ");
 }
 
-// What comes behind the last computation of a step, as a gather of updated parameters, is hidden by
-// none.
+// Nothing hides communication behind the last computation of a step, as a gather of updated
+// parameters.
 TEST(Simulate, WhatEndsAStepIsExposed) {
   const PlanSet set = plans_of(
       {{compute(TaskPass::kF, 0), compute(TaskPass::kU, -1), behind(other(kAllReduce, 1, 0), {1})},

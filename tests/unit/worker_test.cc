@@ -1,4 +1,4 @@
-// What signals a thread beside a rank's own handles.
+// A thread that works beside a rank handles the signals that its own reads cause.
 #include "worker.h"
 
 #include <gtest/gtest.h>

@@ -51,9 +51,9 @@ struct StepCost {
 // Holds a rank's costs, by instruction of each section.
 struct RankCosts {
   std::vector<StepCost> prologue, body, epilogue;
-  // By which share computations slow down while messages or collectives move, 0 to below 1.
+  // Computations slow down by this share while messages or collectives move: 0 to below 1.
   double slowed = 0;
-  // Between two steps, for the host's own work.
+  // The host's own work takes so long between two steps.
   double between_steps = 0;
 };
 

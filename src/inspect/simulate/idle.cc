@@ -20,7 +20,7 @@ class Gap {
   Gap(const Timeline& timeline, size_t row, double from, double to)
       : row_(timeline.rows[row]), index_(static_cast<int32_t>(row)), from_(from), time_(to) {}
 
-  // `next`: the computation that ends the gap; -1: none does.
+  // Explains the gap, which the computation `next` ends; -1: none does.
   std::vector<IdlePiece> run(int32_t next) {
     if (next < 0 && !row_.sections.empty()) {
       const auto last = static_cast<int32_t>(row_.sections.size()) - 1;

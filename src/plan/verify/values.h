@@ -74,8 +74,8 @@ class Values {
   const WholeShapes* whole_shapes = nullptr;
   int64_t ranks = 1;           // the number of ranks along all axes that cut values
   std::set<int64_t> parts{1};  // into how many parts subsets of these axes may cut a dim
-  // Of dims of states that are padded: the extent on one device, and that of all ranks' parts, as
-  // the smallest numbers of that ratio. Other dims are not padded.
+  // Holds for each padded dim of a state the ratio of its extent on one device to that of all
+  // ranks' parts, in lowest terms. Other dims are not padded.
   std::set<std::pair<int64_t, int64_t>> padded;
 
   std::unordered_map<uint64_t, uint64_t> squares;  // by the symbol of the sum of squares: the value

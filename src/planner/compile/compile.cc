@@ -87,7 +87,7 @@ void seed_kept(const Graph& graph, const Making& of_evaluation, AxisCut& cut) {
     const bool is_seeded =
         std::any_of(cut.seeds.begin(), cut.seeds.end(),
                     [&](const ShardSeed& seed) { return seed.value == param.value; });
-    // Of what has zeros at its end the strategy says where it is cut.
+    // The strategy says where what has zeros at its end is cut.
     if (lies == of_evaluation.lie.end() || is_seeded || !lies->second.padded.empty()) continue;
     ShardSeed seed{.value = param.value, .at = cut.seeds.front().at};
     for (const AxisLayout& one : lies->second.over)

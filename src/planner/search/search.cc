@@ -332,7 +332,8 @@ class Search {
   }
   using Mesh = std::pair<int64_t, int64_t>;
   static Mesh mesh_of(const SearchChoice& choice) { return {choice.pipeline, choice.tensor}; }
-  // Of a mesh none of the usual ones fits, though it would be faster: something near them may.
+  // Climbs from meshes that would be faster, but none of whose usual candidates fit: a neighbour of
+  // these may.
   void climb_from_what_may_fit(const std::vector<size_t>& order) {
     const size_t none = tried_.size();
     std::map<Mesh, size_t> best;  // of those of a mesh

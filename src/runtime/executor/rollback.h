@@ -7,7 +7,7 @@ namespace piper {
 
 class WaysBack {
  public:
-  // `begins`: the stretch that the job begins with, whose start is known. The stretches outlive it.
+  // The job begins with the stretch `begins`, whose start is known. The stretches outlive this.
   WaysBack(std::span<const Stretch> stretches, size_t begins);
   // Finds what JobOptions::find_back returns to a job whose stretch `at` runs.
   Result<GoneBack> find(Control& control, size_t at, int64_t tried) const;
