@@ -75,10 +75,12 @@ class NcclProcesses : public testing::Test {
     ended.seconds = took ? std::atof(took->c_str()) / 1e9 : 1e9;
     return ended;
   }
-  // Nothing of what they told each other is left.
+  // Nothing of what they told each other is left. A draft, which a rank was killed over, was told
+  // to nobody.
   void expect_no_letters() const {
     for (const auto& entry : std::filesystem::directory_iterator(at("letters")))
-      ADD_FAILURE() << entry.path().filename();
+      if (const std::string name = entry.path().filename(); !name.starts_with("draft-"))
+        ADD_FAILURE() << name;
   }
   static constexpr const char* kTrains =
       "for i in $(seq 1500); do grep -qs \"\\\"step\\\":3,\" m && break; sleep 0.02; done; ";
