@@ -289,9 +289,9 @@ TEST_P(OneAxis, EachCollectiveIsOverItsAxis) {
 TEST(AxisViews, EachBlockOfTwoRingsCounts) {
   NEED_MODEL("gpt");
   const Result<Compiled> right =
-      compile_case({"", "gpt-deep", "{a: 2, b: 4}", two_rings("a, b", "contiguous")});
+      compile_case({"", "llama-hf", "{a: 2, b: 4}", two_rings("a, b", "contiguous")});
   ASSERT_TRUE(right) << print_error(right.error());
-  const Result<Trained> uncut = train(*right->uncut, "gpt-deep", 2);
+  const Result<Trained> uncut = train(*right->uncut, "llama-hf", 2);
   ASSERT_TRUE(uncut) << print_error(uncut.error());
   const RoleProgram& role = right->set.roles[0];
   size_t changed = 0, trained = 0;
@@ -302,7 +302,7 @@ TEST(AxisViews, EachBlockOfTwoRingsCounts) {
     const Result<VerifyReport> report = verify_plan_set(wrong, &*right->single);
     EXPECT_TRUE(!report || !report->findings.empty()) << what;
     if (++changed % 60 != 0) return;
-    const Result<Trained> ran = train(wrong, "gpt-deep", 2);
+    const Result<Trained> ran = train(wrong, "llama-hf", 2);
     if (!ran) return;  // not to be run at all
     ++trained;
     EXPECT_GT(largest_difference(*ran, *uncut), 1e-9) << what;

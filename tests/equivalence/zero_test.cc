@@ -1,5 +1,6 @@
 // ZeRO: whatever of the training state is cut over the replicas, and however often it travels, the
 // model trains as on one device with the same cut of the batch.
+#include "equivalence/covering.h"
 #include "equivalence/entries.h"
 
 namespace piper::zero_test {
@@ -47,15 +48,23 @@ const std::string kClippedSgd = std::string(kSgd) + ", clip_norm: 0.5";
 
 TEST_P(Zero, EqualsOneDeviceBitForBit) {
   NEED_MODEL("mlp");
+  struct Job {
+    Shape2 shape;
+    std::string optimizer;
+  };
+  std::vector<Job> jobs;
   for (const int64_t dp : {2, 4})
     for (const int64_t pp : {1, 2})
-      for (const int64_t mb : {int64_t{1}, 8 / dp}) {
-        if (kSanitized && (dp != 2 || mb == 1)) continue;
-        const Shape2 shape{pp, dp, mb, GetParam().order};
-        expect_same_training("mlp", kAdamW, shape, GetParam(), 5, VerifyAgainst::kSingle);
-        expect_same_training("mlp", kClippedSgd, shape, GetParam(), 5, VerifyAgainst::kSingle);
-        expect_same_training("mlp", kAveragedLion, shape, GetParam(), 5, VerifyAgainst::kSingle);
-      }
+      for (const int64_t mb : {int64_t{1}, 8 / dp})
+        for (const std::string& optimizer : {std::string(kAdamW), kClippedSgd, kAveragedLion})
+          if (!kSanitized || (dp == 2 && mb > 1))
+            jobs.push_back({{pp, dp, mb, GetParam().order}, optimizer});
+  const auto values_of = [](const Job& job) {
+    return Values{std::to_string(job.shape.dp), std::to_string(job.shape.pp),
+                  job.shape.mb == 1 ? "whole" : "cut", job.optimizer};
+  };
+  for (const Job& job : covering(jobs, values_of))
+    expect_same_training("mlp", job.optimizer, job.shape, GetParam(), 5, VerifyAgainst::kSingle);
 }
 
 // With tied embeddings, which two stages hold.
