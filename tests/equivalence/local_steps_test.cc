@@ -191,10 +191,11 @@ const Way kWays[] = {
      "  - precision: {compute: f16, loss_scale: dynamic}\n",
      "mlp", kClip}};
 
-Result<Compiled> compile_way(const Way& way, const std::string& directive, bool evaluates = false) {
+Result<Compiled> compile_way(const Way& way, const std::string& directive, bool evaluates = false,
+                             bool oracles = true) {
   CompileOptions options;
   options.library = {PIPER_SOURCE_DIR "/strategies"};
-  options.oracles = true;
+  options.oracles = oracles;
   options.evaluation = evaluates;
   return compile_text(way.model, "piper: 1\n" + std::string(way.text) + directive, way.train,
                       options);
@@ -219,14 +220,15 @@ TEST_P(LocalSteps, EqualOneDeviceBitForBit) {
   expect_one_device(GetParam(), local_steps());
 }
 
-// Parameters that are joined at steps of their own.
-TEST_P(LocalSteps, InFragmentsEqualOneDevice) {
+// Parameters that are joined at steps of their own; updates that sites get later, mixed with what
+// they have come to; and both. Every second way has one of the first two alone, too.
+class LocalStepsInFragments : public LocalSteps {};
+TEST_P(LocalStepsInFragments, EqualOneDevice) {
   NEED_MODEL(GetParam().model);
   expect_one_device(GetParam(), fragments());
 }
-
-// Updates that sites get later, mixed with what they have come to.
-TEST_P(LocalSteps, DelayedEqualOneDevice) {
+class LocalStepsDelayed : public LocalSteps {};
+TEST_P(LocalStepsDelayed, EqualOneDevice) {
   NEED_MODEL(GetParam().model);
   expect_one_device(GetParam(), delayed());
 }
@@ -242,7 +244,7 @@ TEST_P(LocalSteps, OtherOuterOptimizersDiverge) {
   std::vector<Trained> trained;
   for (const std::string& directive :
        {local_steps(), local_steps(kEvery, "0"), local_steps(kEvery - 1)}) {
-    const auto compiled = compile_way(way, directive);
+    const auto compiled = compile_way(way, directive, /*evaluates=*/false, /*oracles=*/false);
     ASSERT_TRUE(compiled) << print_error(compiled.error());
     auto one = train(compiled->set, way.model, kSteps);
     ASSERT_TRUE(one) << print_error(one.error());
@@ -252,8 +254,17 @@ TEST_P(LocalSteps, OtherOuterOptimizersDiverge) {
   EXPECT_GT(largest_difference(trained[2], trained[0]), 1e-4) << way.name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, LocalSteps, ::testing::ValuesIn(kWays),
-                         [](const auto& info) { return info.param.name; });
+std::vector<Way> every_second(size_t first) {
+  std::vector<Way> ways;
+  for (size_t k = first; k < std::size(kWays); k += 2) ways.push_back(kWays[k]);
+  return ways;
+}
+std::string name_of_way(const ::testing::TestParamInfo<Way>& info) { return info.param.name; }
+INSTANTIATE_TEST_SUITE_P(Ways, LocalSteps, ::testing::ValuesIn(kWays), name_of_way);
+INSTANTIATE_TEST_SUITE_P(Ways, LocalStepsInFragments, ::testing::ValuesIn(every_second(0)),
+                         name_of_way);
+INSTANTIATE_TEST_SUITE_P(Ways, LocalStepsDelayed, ::testing::ValuesIn(every_second(1)),
+                         name_of_way);
 
 // The control of fragments: other steps of one of them change its parameters, and thereby all.
 TEST(LocalStepsFragments, OtherStepsDiverge) {
