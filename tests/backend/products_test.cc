@@ -3,6 +3,7 @@
 #include "cpu_harness.h"
 #include "piper/devices/cpu.h"
 #include "piper/devices/program.h"
+#include "sanitizer.h"
 
 namespace piper::test {
 namespace {
@@ -136,6 +137,7 @@ std::vector<Bytes> products_cut(const std::string& cut, DType dtype) {
 
 TEST(Products, HaveTheSameBitsWithEveryCut) {
   for (DType dtype : {DType::kF32, DType::kF64}) {
+    if (kThreadSanitizer && dtype == DType::kF64) continue;  // threads share them alike
     const std::vector<Bytes> usual = products_cut("", dtype);
     for (const char* cut :
          {"pack", "depth=128", "depth=128 columns=64 height=24", "depth=512 columns=64 pack",
