@@ -379,6 +379,19 @@ directives:
 )");
 }
 
+// Where an axis cuts these channels further, what the ranks gather is the whole of one mean.
+TEST(RandomAxes, StatisticsOfPartsAreGatheredOverAxes) {
+  expect_as_uncut(1002132, R"(piper: 1
+mesh: {a1: 2, a0: 2}
+train: {global_batch: 4, optimizer: {sgd: {lr: 0.05, momentum: 0.9}}}
+directives:
+  - precision: {compute: f64}
+  - shard: {match: block.0.p1, dim: 1, over: a0}
+  - shard: {scope: "block/2", dim: none, over: a1}
+  - split: {scope: "block/2", dim: 2, into: 2}
+)");
+}
+
 // Changes a program that masks what stands behind the end of a dim.
 using ChangeMask = void (*)(Program& program, ProgramOp& fill, ProgramOp& pad);
 // How many masks it has changed.

@@ -67,6 +67,16 @@ std::optional<Choice> gradient_choice(const State& state, const Node& node) {
   return Choice{{}, std::vector(node.inputs.size(), terms ? Layout{kTerms} : layout), {layout}};
 }
 
+// Parts put together what they have of a statistic before it is summed over the step: the state has
+// one sum, which every reader finds as a whole.
+std::optional<Choice> statistic_choice(const State& state, const Node& node) {
+  const auto is_cut = [&](ValueId id) { return state.layout(id).kind == kCut; };
+  if (state.cut.axis != kAxisInTime || !is_step_sum(node) ||
+      !std::ranges::any_of(node.inputs, is_cut))
+    return std::nullopt;
+  return Choice{{}, std::vector(node.inputs.size(), Layout{}), {Layout{}}};
+}
+
 // Terms of a sum stay so where several become one, and where an op moves or scales one: it costs
 // nothing later. (Where else an op is linear, its results would be sums as well, and more bytes.)
 // A sum over the step ends them, unless its result is kept in blocks. Where a reader before has had
@@ -160,6 +170,7 @@ Choice loop_choice(const State& state, const Node& node, const Loops& loops,
 Choice choose(const State& state, const Node& node, const Loops& loops) {
   if (std::optional<Choice> gradient = gradient_choice(state, node)) return *std::move(gradient);
   if (!is_touched(state, node)) return loop_choice(state, node, loops, {});
+  if (std::optional<Choice> statistic = statistic_choice(state, node)) return *std::move(statistic);
   if (std::optional<Choice> terms = terms_choice(state, node, loops)) return *std::move(terms);
   std::vector<Choice> choices;
   for (const LoopCut& cut : cuts_of(state, node, loops))

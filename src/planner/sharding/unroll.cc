@@ -60,8 +60,7 @@ class Unroller {
     const bool in_parts =
         std::ranges::any_of(node.inputs, [&](ValueId id) { return differs(id); }) ||
         std::ranges::any_of(node.outputs, [&](ValueId id) { return differs(id); });
-    // Sums of blocks, as of statistics that a region keeps by channel, are made for each part.
-    if (is_step_sum(node) && in_parts && !differs(node.outputs[0])) return add_to_step(node);
+    if (is_step_sum(node) && in_parts) return add_to_step(node);
     if (!in_parts) return add_whole(node);
     ++ops_;
     for (ValueId output : node.outputs) name_parts(output);
