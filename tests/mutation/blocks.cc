@@ -13,12 +13,6 @@ bool of_values(const Instruction& i) {  // not of sums over the step
   return of_blocks(i) || i.kind == InstructionKind::kRotate || (reduces(i) && i.micro >= 0);
 }
 
-int64_t members_of(const RoleProgram& role, int32_t group) {
-  int64_t members = 1;
-  for (const int32_t axis : role.groups[static_cast<size_t>(group)].axes)
-    members *= role.mesh[static_cast<size_t>(axis)].second;
-  return members;
-}
 // Another number of stretches into which the dim can be cut.
 std::optional<int64_t> other_outer(Random& random, int64_t extent, int64_t members, int64_t known) {
   std::vector<int64_t> others;
@@ -320,7 +314,7 @@ constexpr Mutation kExchanges[] = {
     {"keep own blocks", keep_own_blocks},
     {"skip an exchange", skip_exchange},
 };
-constexpr auto kMutations = std::to_array<Mutation>({
+constexpr auto kOfBlocks = std::to_array<Mutation>({
     {"drop value collective", drop_value_collective},
     {"repeat value collective", repeat_value_collective},
     {"change value group", change_value_group},
@@ -347,7 +341,7 @@ constexpr auto kMutations = std::to_array<Mutation>({
 
 }  // namespace
 
-std::span<const Mutation> block_mutations() { return kMutations; }
+std::span<const Mutation> block_mutations() { return kOfBlocks; }
 std::span<const Mutation> exchange_mutations() { return kExchanges; }
 
 }  // namespace piper::mutation

@@ -10,9 +10,6 @@ namespace {
 
 bool computes(const Instruction& i) { return i.kind == InstructionKind::kCompute; }
 bool loads(const Instruction& i) { return i.kind == InstructionKind::kInput; }
-bool is_optimizer(const ProgramOp& op) {
-  return op.op == "Sgd" || op.op == "AdamW" || op.op == "Adagrad" || op.op == "OnnxAdam";
-}
 
 // A role, or what one of its ranks alone runs from now on.
 RoleProgram& role_or_rank(PlanSet& set, Random& random, size_t rank) {
@@ -126,7 +123,7 @@ Done exchange_operands(PlanSet& set, Random& random) {
   std::swap(op->inputs[i], op->inputs[j]);
   return fmt::format("{}: {} and {}", op->op, i, j);
 }
-Done update_twice(PlanSet& set, Random& random) {
+Done update_op_twice(PlanSet& set, Random& random) {
   RoleProgram& role = role_or_rank(set, random);
   for (Program& program : role.programs)
     for (size_t o = 0; o < program.ops.size(); ++o)
@@ -210,7 +207,7 @@ Done replace_op(PlanSet& set, Random& random) {
   return was + " " + op->op;
 }
 // A scale, the number that keeps a norm from infinity, a share that is dropped.
-Done change_number(PlanSet& set, Random& random) {
+Done change_real(PlanSet& set, Random& random) {
   std::vector<std::pair<ProgramOp*, std::string>> numbers;
   for (Program& program : role_or_rank(set, random).programs)
     for (ProgramOp& op : program.ops)
@@ -351,13 +348,13 @@ constexpr Mutation kDoings[] = {
     {"fill otherwise", fill_otherwise},
     {"change a hyperparameter", change_hyperparameter},
     {"exchange operands", exchange_operands},
-    {"update twice", update_twice},
+    {"update twice", update_op_twice},
     {"forget a parameter", forget_parameter},
     {"call otherwise", call_otherwise},
     {"exchange squares", exchange_squares},
     {"slice elsewhere", slice_elsewhere},
     {"replace an op", replace_op},
-    {"change a number", change_number},
+    {"change a number", change_real},
     {"change an integer", change_integer},
     {"change a literal", change_literal},
     {"exchange values", exchange_values},

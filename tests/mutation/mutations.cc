@@ -12,9 +12,7 @@ bool any(const Instruction&) { return true; }
 bool is_transfer(const Instruction& i) {
   return i.kind == InstructionKind::kSend || i.kind == InstructionKind::kRecv;
 }
-bool is_collective(const Instruction& i) { return piper::is_collective(i.kind); }
 bool is_input(const Instruction& i) { return i.kind == InstructionKind::kInput; }
-bool is_compute(const Instruction& i) { return i.kind == InstructionKind::kCompute; }
 bool waits(const Instruction& i) { return !i.waits.empty(); }
 bool contributes(const Instruction& i) { return !i.contributions.empty(); }
 // Of one microbatch: another does the same otherwise.

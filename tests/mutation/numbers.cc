@@ -9,8 +9,6 @@
 namespace piper::mutation {
 namespace {
 
-bool is_compute(const Instruction& i) { return i.kind == InstructionKind::kCompute; }
-
 // A program of the instruction's own.
 Program& own_program(RoleProgram& role, Instruction& one) {
   Program program = role.programs[static_cast<size_t>(one.program)];
@@ -22,9 +20,6 @@ bool has_op(const RoleProgram& role, const Instruction& one, std::string_view pa
   const Program& program = role.programs[static_cast<size_t>(one.program)];
   return std::any_of(program.ops.begin(), program.ops.end(),
                      [&](const ProgramOp& op) { return op.op.find(part) != std::string::npos; });
-}
-bool is_optimizer(const ProgramOp& op) {
-  return op.op == "Sgd" || op.op == "AdamW" || op.op == "Adagrad" || op.op == "OnnxAdam";
 }
 bool updates(const RoleProgram& role, const Instruction& one) {
   return has_op(role, one, "Sgd") || has_op(role, one, "Adam") || has_op(role, one, "Adagrad");

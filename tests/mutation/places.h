@@ -19,6 +19,19 @@ inline RoleProgram& any_role(PlanSet& set, Random& random) {
   return set.roles[below(random, set.roles.size())];
 }
 
+inline bool is_compute(const Instruction& i) { return i.kind == InstructionKind::kCompute; }
+inline bool is_collective(const Instruction& i) { return piper::is_collective(i.kind); }
+inline bool is_optimizer(const ProgramOp& op) {
+  return op.op == "Sgd" || op.op == "AdamW" || op.op == "Adagrad" || op.op == "OnnxAdam";
+}
+// The ranks of a group.
+inline int64_t members_of(const RoleProgram& role, int32_t group) {
+  int64_t members = 1;
+  for (const int32_t axis : role.groups[static_cast<size_t>(group)].axes)
+    members *= role.mesh[static_cast<size_t>(axis)].second;
+  return members;
+}
+
 // A place in the body of a role.
 struct Spot {
   RoleProgram* role = nullptr;

@@ -83,7 +83,7 @@ Done leave_out_level(PlanSet& set, Random& random) {
   return name;
 }
 
-constexpr auto kMutations = std::to_array<Mutation>({
+constexpr auto kOfStates = std::to_array<Mutation>({
     {"a state over another axis", change_state_axes},
     {"runs over another axis", change_axis_of_runs},
     {"leave out a cut into runs", leave_out_level},
@@ -91,6 +91,6 @@ constexpr auto kMutations = std::to_array<Mutation>({
 
 }  // namespace
 
-std::span<const Mutation> state_mutations() { return kMutations; }
+std::span<const Mutation> state_mutations() { return kOfStates; }
 
 }  // namespace piper::mutation

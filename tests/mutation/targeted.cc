@@ -7,7 +7,6 @@ namespace piper::mutation {
 namespace {
 
 bool is_send(const Instruction& i) { return i.kind == InstructionKind::kSend; }
-bool is_collective(const Instruction& i) { return piper::is_collective(i.kind); }
 bool is_pairs(const Instruction& i) { return takes_pairs(i.kind); }
 bool is_update(const Instruction& i) {
   return i.kind == InstructionKind::kCompute && i.micro < 0 && !i.sum_reads.empty();
@@ -292,12 +291,6 @@ Done swap_reports(PlanSet& set, Random& random) {
 }
 
 // ---- Parts --------------------------------------------------------------------------------------
-int64_t members_of(const RoleProgram& role, int32_t group) {
-  int64_t members = 1;
-  for (const int32_t axis : role.groups[static_cast<size_t>(group)].axes)
-    members *= role.mesh[static_cast<size_t>(axis)].second;
-  return members;
-}
 // In all roles the instructions of this label are followed (behind = 1) or preceded by what `make`
 // makes of them; it says how many they are.
 template <class Make>
