@@ -56,8 +56,7 @@ int set(Call& call, CuAddress at, size_t pitch, T value, size_t width, size_t he
               ? state.touch(at + line * pitch, width * sizeof(T), emulator::Access::kWrite)
               : "no memory of a device";
       if (!wrong.empty()) return fail("a memset: {}", wrong);
-      for (size_t i = 0; i < width; ++i)
-        std::memcpy(reinterpret_cast<char*>(at) + line * pitch + i * sizeof(T), &value, sizeof(T));
+      std::fill_n(reinterpret_cast<T*>(at + line * pitch), width, value);
     }
     return ok_status();
   });
