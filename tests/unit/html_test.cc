@@ -257,11 +257,36 @@ TEST(Html, TextsThatAreNotUtf8AreReplaced) {
 
 // ---- Measured beside predicted ------------------------------------------------------------------
 
+// Returns the trace of a run that takes what the timeline says, in the form of piper-run: it has
+// instructions that take no time, too.
+Json run_trace(const Timeline& timeline) {
+  auto events = Json::array();
+  for (const TimedRow& row : timeline.rows)
+    for (size_t s = 0; s < row.steps.size(); ++s) {
+      const TimedStep& step = row.steps[s];
+      const Instruction& one = *step.one;
+      Json args = {{"step", step.number + 1},
+                   {"instruction",
+                    static_cast<int>(s) - row.sections[static_cast<size_t>(step.section)].first}};
+      if (one.stage >= 0) args["stage"] = one.stage;
+      if (one.micro >= 0) args["micro"] = one.micro;
+      events.push_back({{"name", one.label.empty() ? to_string(one.kind) : one.label},
+                        {"cat", to_string(one.kind)},
+                        {"ph", "X"},
+                        {"ts", step.start * 1e6},
+                        {"dur", (step.end - step.start) * 1e6},
+                        {"pid", row.ranks.front()},
+                        {"tid", one.stream},
+                        {"args", args}});
+    }
+  return {{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}};
+}
+
 TEST(Html, MeasuredStepsFindTheirPrediction) {
   const PlanSet set = library_plans("1f1b", 4, 1, 8);
   const Folder folder;
-  // What another forward makes is the trace: in the form of piper-run, and from step 1 on.
-  const std::string trace = folder.write("trace.json", timeline_trace(timeline_of(set, 4e-3, 2)));
+  // What another forward makes is the trace, from step 1 on.
+  const std::string trace = folder.write("trace.json", run_trace(timeline_of(set, 4e-3, 2)).dump());
   const Timeline timeline = timeline_of(set, 3e-3, 1);
   const auto measured = read_measured(timeline, {trace});
   ASSERT_TRUE(measured) << print_error(measured.error());
@@ -302,29 +327,55 @@ TEST(Html, WhatThePlanDoesNotHaveIsShownAlone) {
   const PlanSet set = library_plans("1f1b", 2, 1, 2);
   const Timeline timeline = timeline_of(set);
   const Folder folder;
-  const std::string name = timeline.rows[1].steps.back().one->label;
-  const std::string cat = to_string(timeline.rows[1].steps.back().one->kind);
-  const Instruction& last = *timeline.rows[1].steps.back().one;
-  std::string place;
-  if (last.stage >= 0) place += fmt::format(",\"stage\":{}", last.stage);
-  if (last.micro >= 0) place += fmt::format(",\"micro\":{}", last.micro);
+  auto events = Json::array({{{"ph", "M"}, {"pid", 1}},
+                             {{"name", "packed"},
+                              {"cat", "copy"},
+                              {"ph", "X"},
+                              {"ts", 5},
+                              {"dur", 2},
+                              {"pid", 1},
+                              {"tid", 0},
+                              {"args", {{"step", 7}, {"instruction", 0}}}}});
+  const Json run = run_trace(timeline);
+  for (Json event : run["traceEvents"]) {
+    if (event["pid"] != 1) continue;
+    event["args"]["step"] = 7;
+    event["args"]["instruction"] = event["args"]["instruction"].get<int>() + 1;
+    event["ts"] = event["ts"].get<double>() + 8.5;
+    events.push_back(event);
+  }
   const std::string trace = folder.write(
       "trace.json",
-      fmt::format(
-          "{{\"other\":{{\"traceEvents\":[1]}},\"traceEvents\":[{{\"ph\":\"M\",\"pid\":1}},"
-          "{{\"name\":\"packed\",\"cat\":\"copy\",\"ph\":\"X\",\"ts\":5,\"dur\":2,\"pid\":1,"
-          "\"tid\":0,\"args\":{{\"step\":7}}}},{{\"name\":\"{}\",\"cat\":\"{}\",\"ph\":\"X\","
-          "\"ts\":8.5,\"dur\":2,\"pid\":1,\"tid\":0,\"args\":{{\"step\":7{}}}}}]}}",
-          name, cat, place));
+      Json{{"other", {{"traceEvents", {1}}}}, {"traceEvents", std::move(events)}}.dump());
   const auto measured = read_measured(timeline, {trace});
   ASSERT_TRUE(measured) << print_error(measured.error());
   EXPECT_EQ(measured->rows[0].rank, -1);
-  ASSERT_EQ(measured->rows[1].steps.size(), 2u);
-  EXPECT_EQ(measured->rows[1].steps[0].of, -1);
-  EXPECT_GE(measured->rows[1].steps[1].of, 0);
-  EXPECT_NEAR(measured->rows[1].steps[0].start, 0, 1e-12);
-  EXPECT_NEAR(measured->rows[1].steps[1].start, 3.5e-6, 1e-12);
+  const std::vector<MeasuredStep>& steps = measured->rows[1].steps;
+  ASSERT_EQ(steps.size(), timeline.rows[1].steps.size() + 1);
+  EXPECT_EQ(std::ranges::count(steps, -1, &MeasuredStep::of), 1);
+  EXPECT_EQ(steps[0].label, "packed");
+  EXPECT_EQ(steps[0].of, -1);
+  EXPECT_NEAR(steps[0].start, 0, 1e-12);
+  EXPECT_NEAR(steps[1].start - timeline.rows[1].steps[0].start, 3.5e-6, 1e-9);
   EXPECT_EQ(measured->first_step, 7);
+}
+
+// What others ran is not drawn beneath a prediction: neither other tasks nor another order.
+TEST(Html, TracesOfOtherPlansAreRefused) {
+  const PlanSet set = library_plans("1f1b", 2, 1, 4);
+  const Timeline timeline = timeline_of(set);
+  const Folder folder;
+  const auto error = [&](const char* schedule, int64_t microbatches) -> std::string {
+    const PlanSet other = library_plans(schedule, 2, 1, microbatches);
+    const std::string trace = folder.write("t.json", run_trace(timeline_of(other)).dump());
+    const auto measured = read_measured(timeline, {trace});
+    return measured ? "none" : measured.error().message;
+  };
+  EXPECT_EQ(error("1f1b", 4), "none");
+  EXPECT_NE(error("gpipe", 4).find("of these, in another order; "), std::string::npos)
+      << error("gpipe", 4);
+  for (const int64_t microbatches : {2, 8})
+    EXPECT_TRUE(error("1f1b", microbatches).starts_with("is of other plans: ")) << microbatches;
 }
 
 std::string error_of(const std::string& text) {
@@ -352,7 +403,8 @@ TEST(Html, TracesAreNotBelieved) {
   EXPECT_EQ(event(time + "\"pid\":0,\"tid\":0,\"args\":{}"),
             ":2:3: error: the event's 'step' is missing; expected a training step from 1 to "
             "2147483647");
-  EXPECT_EQ(event("\"cat\":\"sent\",\"ts\":1,\"dur\":1,\"pid\":0,\"tid\":0,\"args\":{\"step\":1}"),
+  EXPECT_EQ(event("\"cat\":\"sent\",\"ts\":1,\"dur\":1,\"pid\":0,\"tid\":0,"
+                  "\"args\":{\"step\":1,\"instruction\":0}"),
             ":2:3: error: the event's 'cat' is 'sent'; expected a kind of instruction (did you "
             "mean 'send'?)");
   EXPECT_EQ(event("\"cat\":\"send\",\"ts\":-1,\"dur\":1"),
@@ -365,8 +417,12 @@ TEST(Html, TracesAreNotBelieved) {
   EXPECT_EQ(error_of("[]"), ": error: has no list 'traceEvents': it is no trace of piper-run");
   EXPECT_EQ(error_of("{\"traceEvents\": []}"), ": error: has no instruction that was traced");
   EXPECT_EQ(error_of(std::string(1'000'000, '[')), ":1:1000000: error: is not JSON from here on");
-  EXPECT_EQ(event(time + "\"pid\":0,\"tid\":0,\"args\":{\"step\":1}").substr(0, 83),
-            ": error: is of other plans: no event is an instruction of these; rank 0 ran 'n', an");
+  EXPECT_EQ(event(time + "\"pid\":0,\"tid\":0,\"args\":{\"step\":1}"),
+            ":2:3: error: the event's 'instruction' is missing; expected its number from 0 to "
+            "2147483647");
+  EXPECT_EQ(
+      event(time + "\"pid\":0,\"tid\":0,\"args\":{\"step\":1,\"instruction\":0}").substr(0, 67),
+      ": error: is of other plans: 0 of its 1 instructions of rank 0 are a");
 }
 
 // Whatever a trace says, it is refused or drawn as what it says.
@@ -376,7 +432,7 @@ TEST(Html, ChangedTracesAreRefusedOrShown) {
   std::mt19937 random(static_cast<uint32_t>(seed));
   const PlanSet set = library_plans("1f1b", 2, 1, 2);
   const Timeline timeline = timeline_of(set);
-  const std::string trace = timeline_trace(timeline);
+  const std::string trace = run_trace(timeline).dump();
   const Folder folder;
   int shown = 0, refused = 0;
   for (int n = given_count().value_or(400); n > 0; --n) {
@@ -400,8 +456,8 @@ TEST(Html, TwoTracesOfOneRankAreRefused) {
   const PlanSet set = library_plans("1f1b", 2, 1, 2);
   const Timeline timeline = timeline_of(set);
   const Folder folder;
-  const std::string one = folder.write("one.json", timeline_trace(timeline)),
-                    two = folder.write("two.json", timeline_trace(timeline));
+  const std::string one = folder.write("one.json", run_trace(timeline).dump()),
+                    two = folder.write("two.json", run_trace(timeline).dump());
   const auto measured = read_measured(timeline, {one, two});
   ASSERT_FALSE(measured);
   EXPECT_NE(measured.error().message.find("has step 1 of rank 0, which another trace has, too"),

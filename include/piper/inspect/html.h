@@ -13,7 +13,8 @@ struct MeasuredStep {
   std::string label;
   InstructionKind kind = InstructionKind::kCompute;
   int32_t stream = 0, stage = -1, micro = -1;
-  int32_t number = 0;  // of the training step, from 0: the first one that was traced
+  int32_t instruction = 0;  // of its body, as the backend ran it
+  int32_t number = 0;       // of the training step, from 0: the first one that was traced
   double start = 0, end = 0;
   // The step of the row that it is compared with; -1: none has its label and kind.
   int32_t of = -1;
@@ -31,7 +32,8 @@ struct Measured {
   double predicted = 0;           // what the timeline says of that
 };
 // Reads traces of `piper-run --trace` of the same plans: one of all ranks, or one of each. A row
-// shows its lowest rank that was traced. Files are not believed; errors are located.
+// shows its lowest rank that was traced. Files are not believed; errors are located. Error: a rank
+// ran other instructions, or these in another order.
 Result<Measured> read_measured(const Timeline& timeline, const std::vector<std::string>& paths);
 
 // Draws the page. Times are in seconds. `measured` may be null, and is of this timeline.

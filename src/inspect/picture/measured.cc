@@ -41,7 +41,7 @@ struct Event {
   const char* at = nullptr;  // its place in the text
   std::string name, cat, phase;
   double ts = std::nan(""), dur = std::nan(""), pid = std::nan(""), tid = std::nan("");
-  double step = std::nan(""), stage = -1, micro = -1;
+  double step = std::nan(""), instruction = std::nan(""), stage = -1, micro = -1;
 };
 
 // Takes the events out of the parser's hands one by one, so that no file is held as a tree.
@@ -98,8 +98,10 @@ class TraceReader : public nlohmann::json_sax<TraceJson> {
                                  {"tid", &Event::tid}})
         if (key_ == name) event_.*field = value;
     if (in_list_ && depth_ == kArgs && key_ == "args")
-      for (auto [name, field] :
-           {std::pair{"step", &Event::step}, {"stage", &Event::stage}, {"micro", &Event::micro}})
+      for (auto [name, field] : {std::pair{"step", &Event::step},
+                                 {"instruction", &Event::instruction},
+                                 {"stage", &Event::stage},
+                                 {"micro", &Event::micro}})
         if (inner_ == name) event_.*field = value;
     return true;
   }
@@ -168,6 +170,7 @@ class TraceReader : public nlohmann::json_sax<TraceJson> {
     if (!is_whole("tid", event_.tid, 0, std::max<int64_t>(std::ssize(role.streams), 1) - 1,
                   "a stream of that rank") ||
         !is_whole("step", event_.step, 1, kMost, "a training step") ||
+        !is_whole("instruction", event_.instruction, 0, kMost, "its number") ||
         !is_whole("stage", event_.stage, -1, kMost, "a stage") ||
         !is_whole("micro", event_.micro, -1, kMost, "a microbatch"))
       return false;
@@ -181,8 +184,9 @@ class TraceReader : public nlohmann::json_sax<TraceJson> {
     constexpr double kSeconds = 1e-6;
     steps[{rank, static_cast<int64_t>(event_.step)}].push_back(
         {std::move(event_.name), kind->kind, static_cast<int32_t>(event_.tid),
-         static_cast<int32_t>(event_.stage), static_cast<int32_t>(event_.micro), 0,
-         event_.ts * kSeconds, (event_.ts + event_.dur) * kSeconds, -1});
+         static_cast<int32_t>(event_.stage), static_cast<int32_t>(event_.micro),
+         static_cast<int32_t>(event_.instruction), 0, event_.ts * kSeconds,
+         (event_.ts + event_.dur) * kSeconds, -1});
     return true;
   }
 
@@ -198,11 +202,14 @@ class TraceReader : public nlohmann::json_sax<TraceJson> {
 };
 
 using TracedSteps = decltype(TraceReader::steps);
+using PathOfStep = std::map<TracedSteps::key_type, std::string>;
 
-// Names an instruction within a section: events of the same name are in the order of the plan.
 using StepKey = std::tuple<std::string, InstructionKind, int32_t, int32_t>;
 StepKey key_of(const Instruction& one) {
   return {one.label.empty() ? to_string(one.kind) : one.label, one.kind, one.stage, one.micro};
+}
+StepKey key_of(const MeasuredStep& event) {
+  return {event.label, event.kind, event.stage, event.micro};
 }
 
 // Finds the bodies of a row: by training step, the first step of the row and how many.
@@ -218,40 +225,49 @@ std::vector<TimedSection> bodies_of(const TimedRow& row) {
   return bodies;
 }
 
-// Finds what the events of a training step are among those that are timed from `section` on.
-void match_section(const TimedRow& row, const TimedSection& section,
-                   std::vector<MeasuredStep>& events) {
-  std::map<StepKey, std::vector<int32_t>> steps;  // the last first
-  for (int32_t s = section.first + section.count; s-- > section.first;)
-    steps[key_of(*row.steps[static_cast<size_t>(s)].one)].push_back(s);
-  for (MeasuredStep& event : events) {
-    const auto found = steps.find({event.label, event.kind, event.stage, event.micro});
-    if (found == steps.end() || found->second.empty()) continue;
-    event.of = found->second.back();
-    found->second.pop_back();
-  }
+// Says how many of a section's instructions the events have, in whatever order.
+size_t count_common(const TimedRow& row, const TimedSection& section,
+                    const std::vector<MeasuredStep>& events) {
+  std::map<StepKey, int64_t> left;
+  for (const MeasuredStep& event : events) ++left[key_of(event)];
+  size_t common = 0;
+  for (int32_t s = 0; s < section.count; ++s)
+    if (--left[key_of(*row.steps[static_cast<size_t>(section.first + s)].one)] >= 0) ++common;
+  return common;
 }
 
-Status check_matches(const Timeline& timeline, const Measured& measured,
-                     const std::vector<std::string>& paths) {
-  for (const MeasuredRow& row : measured.rows)
-    for (const MeasuredStep& step : row.steps)
-      if (step.of >= 0) return ok_status();
-  const MeasuredRow* any = nullptr;
-  for (const MeasuredRow& row : measured.rows)
-    if (!any && !row.steps.empty()) any = &row;
-  if (!any) return fail(SourceSpan{paths[0]}, "has no instruction that was traced");
-  const TimedRow& row = timeline.rows[static_cast<size_t>(any - measured.rows.data())];
-  return fail(SourceSpan{paths[0]},
-              "is of other plans: no event is an instruction of these; rank {} ran '{}', and here "
-              "begins with '{}'",
-              any->rank, quote_control(any->steps[0].label),
-              row.steps.empty() ? "" : quote_control(std::get<0>(key_of(*row.steps[0].one))))
-      .with_note("help: name the plans that were run; --trace writes what they ran");
+// Finds what the events of a rank's training step are among those that are timed from `section` on:
+// all of these in their order, behind what a backend has put in front of them.
+Status match_section(const TimedRow& row, const TimedSection& section, int64_t rank,
+                     const std::string& path, std::vector<MeasuredStep>& events) {
+  std::ranges::stable_sort(events, {}, &MeasuredStep::instruction);
+  const auto count = static_cast<size_t>(section.count);
+  const size_t front = std::max(events.size(), count) - count;
+  for (size_t i = 0; i < count; ++i) {
+    const int32_t step = section.first + static_cast<int32_t>(i);
+    const StepKey key = key_of(*row.steps[static_cast<size_t>(step)].one);
+    const size_t at = front + i;
+    if (at < events.size() && key_of(events[at]) == key) {
+      events[at].of = step;
+      continue;
+    }
+    const size_t common = count_common(row, section, events);
+    return fail(SourceSpan{path},
+                "is of other plans: {} of its {} instructions of rank {} are among the {} of "
+                "these{}; "
+                "it has '{}' where these have '{}'",
+                common, events.size(), rank, count,
+                common == count && front == 0 ? ", in another order" : "",
+                at < events.size() ? quote_control(events[at].label) : "nothing",
+                quote_control(std::get<0>(key)))
+        .with_note("help: name the plans that were run; --trace writes what they ran");
+  }
+  return ok_status();
 }
 
 // Takes the lowest traced rank of each row, and its first training steps.
-void fill_rows(const Timeline& timeline, TracedSteps& traced, Measured& measured) {
+Status fill_rows(const Timeline& timeline, TracedSteps& traced, const PathOfStep& path_of,
+                 Measured& measured) {
   std::set<int64_t> numbers;
   for (const auto& [key, steps] : traced) numbers.insert(key.second);
   size_t common = numbers.size();
@@ -276,7 +292,8 @@ void fill_rows(const Timeline& timeline, TracedSteps& traced, Measured& measured
       for (const int64_t step : numbers) {
         const auto found = traced.find({rank, step});
         if (found != traced.end()) {
-          match_section(row, bodies[static_cast<size_t>(number)], found->second);
+          PIPER_TRY(match_section(row, bodies[static_cast<size_t>(number)], rank,
+                                  path_of.at(found->first), found->second));
           for (MeasuredStep& one : found->second) one.number = number;
           std::move(found->second.begin(), found->second.end(), std::back_inserter(out.steps));
           out.rank = rank;
@@ -288,25 +305,29 @@ void fill_rows(const Timeline& timeline, TracedSteps& traced, Measured& measured
     std::stable_sort(out.steps.begin(), out.steps.end(),
                      [](const auto& a, const auto& b) { return a.start < b.start; });
   }
+  return ok_status();
 }
 
 }  // namespace
 
 Result<Measured> read_measured(const Timeline& timeline, const std::vector<std::string>& paths) {
   TracedSteps traced;
+  PathOfStep path_of;
   for (const std::string& path : paths) {
     constexpr int64_t kLargest = int64_t{1} << 30;
     PIPER_ASSIGN(const std::string text, read_text_file(path, kLargest));
     TraceReader reader(path, text, timeline);
     PIPER_TRY(reader.run());
-    for (auto& [key, steps] : reader.steps)
+    for (auto& [key, steps] : reader.steps) {
       if (!traced.try_emplace(key, std::move(steps)).second)
         return fail(SourceSpan{path}, "has step {} of rank {}, which another trace has, too",
                     key.second, key.first);
+      path_of[key] = path;
+    }
   }
+  if (traced.empty()) return fail(SourceSpan{paths[0]}, "has no instruction that was traced");
   Measured measured;
-  fill_rows(timeline, traced, measured);
-  PIPER_TRY(check_matches(timeline, measured, paths));
+  PIPER_TRY(fill_rows(timeline, traced, path_of, measured));
   double begin = INFINITY, end = 0;
   for (const MeasuredRow& row : measured.rows)
     for (const MeasuredStep& step : row.steps) {
