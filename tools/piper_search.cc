@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -70,19 +71,30 @@ Result<double> bytes_of(const std::string& text) {
   return value * size;
 }
 
-// Says what is missing where nothing fits: the candidate that needs least.
-Error no_fit(const Found& found) {
+// Fails, as nothing fits: says what the candidate that needs least needs, and what would fit.
+Status no_fit(const SearchOptions& options, const Found& found) {
   const Tried& least = found.tried.front();
-  return fail(
-             "no strategy that was tried fits: the one that needs least takes {} a rank, and a "
-             "device has {}",
-             human_bytes(static_cast<int64_t>(least.peak_bytes)),
-             human_bytes(static_cast<int64_t>(least.memory)))
-      .with_code(ExitCode::kRefused)
-      .with_note("it is: " + describe(least.choice))
-      .with_note(
-          "help: more devices, smaller microbatches, 16-bit numerics, or offloading "
-          "(strategies/memory/offload.yaml)");
+  PIPER_ASSIGN(const std::optional<Tried> more, fit_on_more(options, least));
+  const std::string larger =
+      fmt::format("devices on which a plan may take {}",
+                  human_bytes(static_cast<int64_t>(std::ceil(least.peak_bytes))));
+  Error error =
+      fail(
+          "no strategy that was tried fits: the one that needs least takes {} a rank, and a "
+          "device has {}",
+          human_bytes(static_cast<int64_t>(least.peak_bytes)),
+          human_bytes(static_cast<int64_t>(least.memory)))
+          .with_code(ExitCode::kRefused)
+          .with_note("it is: " + describe(least.choice));
+  error.notes.push_back(
+      more ? fmt::format("help: {}, or {} devices like these: {}, which takes {} a rank", larger,
+                         more->choice.ranks(), describe(more->choice),
+                         human_bytes(static_cast<int64_t>(more->peak_bytes)))
+           : fmt::format("help: {}; a few times as many devices like these were not enough",
+                         larger));
+  error.notes.emplace_back(
+      "help: smaller microbatches, 16-bit numerics, or parameters on the host need less, too");
+  return error;
 }
 
 // The result replaces an earlier one, and nothing else.
@@ -145,7 +157,7 @@ Status run(Flags& flags) {
   };
   if (!flags.sweep.empty()) return run_sweep(flags, options);
   PIPER_ASSIGN(Found found, search(options));
-  if (!found.tried.front().fits()) return no_fit(found);
+  if (!found.tried.front().fits()) return no_fit(options, found);
   const auto base = std::filesystem::relative(
       options.compile.strategy, std::filesystem::absolute(flags.output).parent_path());
   // Candidates include the user's file by another path than the result does.

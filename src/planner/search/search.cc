@@ -388,7 +388,37 @@ class Search {
   double bound_ = 0;
 };
 
+// Each range of nodes, and what has all of them, is so many times as large; a single node has more
+// devices.
+void enlarge(Cluster& cluster, int64_t factor) {
+  if (cluster.levels.empty()) {
+    cluster.nodes.front().devices *= factor;
+    return;
+  }
+  for (Cluster::Nodes& range : cluster.nodes) range.count *= factor;
+  cluster.levels.back().nodes *= factor;
+}
+
 }  // namespace
+
+Result<std::optional<Tried>> fit_on_more(const SearchOptions& options, const Tried& least) {
+  constexpr int64_t kTried = 12, kNumbers = 3, kMostRanks = 65536;
+  int64_t factor = 2;
+  while (static_cast<double>(factor) * least.memory < least.peak_bytes) factor *= 2;
+  for (int64_t n = 0; n < kNumbers && least.choice.ranks() * factor <= kMostRanks;
+       ++n, factor *= 2) {
+    SearchOptions more = options;
+    more.ranks = least.choice.ranks() * factor;
+    more.most = kTried;
+    more.progress = {};
+    if (const int64_t has = more.cluster.size(); has < more.ranks)
+      enlarge(more.cluster, (more.ranks + has - 1) / has);
+    const Result<Found> found = search(more);
+    if (!found && found.error().code == ExitCode::kStorage) return found.error();
+    if (found && found->tried.front().fits()) return std::optional(found->tried.front());
+  }
+  return std::optional<Tried>();
+}
 
 Result<Found> search(const SearchOptions& options) {
   PIPER_ASSIGN(Evaluator evaluator, Evaluator::make(options));
