@@ -34,7 +34,7 @@ constexpr const char* kFooter =
     "usage, 4 the plans cannot be read or followed, 12 the system "
     "refused a file or memory";
 
-Status explain(const Flags& flags, const Timeline& timeline) {
+Status explain(const Flags& flags, const PlanSet& set, const Timeline& timeline) {
   for (const std::string& text : flags.why) {
     const size_t sign = text.find('@');
     char* unit = nullptr;
@@ -46,7 +46,8 @@ Status explain(const Flags& flags, const Timeline& timeline) {
         (*unit != '\0' && std::string_view(unit) != "ms"))
       return fail("--why {}: expected a rank and milliseconds, as 3@12.5", quote_control(text))
           .with_code(ExitCode::kUsage);
-    PIPER_ASSIGN(const std::vector<std::string> lines, explain_time(timeline, rank, time / 1e3));
+    PIPER_ASSIGN(const std::vector<std::string> lines,
+                 explain_time(timeline, rank, time / 1e3, set.manifest.strategy_text));
     for (const std::string& line : lines) fmt::print("{}\n", line);
   }
   return ok_status();
@@ -70,7 +71,7 @@ Status run_one(const Flags& flags, const PlanSet& set) {
     PIPER_ASSIGN(const Timeline timeline, simulate(set, *machine, flags.steps));
     if (!flags.trace.empty()) PIPER_TRY(write_file(flags.trace, timeline_trace(timeline)));
     if (!flags.html.empty()) PIPER_TRY(write_page(flags, facts, timeline));
-    PIPER_TRY(explain(flags, timeline));
+    PIPER_TRY(explain(flags, set, timeline));
     if (!flags.why.empty()) return ok_status();
   }
   return print_prediction(set, *machine, facts, flags.json, !flags.no_sensitivity);

@@ -382,6 +382,56 @@ TEST(Places, DifferWhereDevicesOrLevelsDo) {
   EXPECT_EQ(uneven[0], uneven[5]);
 }
 
+// What a file says of a kind of device is of the ranks on such devices only.
+TEST(Machine, RanksGoOnAsTheirDevicesDo) {
+  std::string text = kTwoByTwo;
+  const auto replace = [&](const std::string& what, const std::string& with) {
+    const size_t at = text.find(what);
+    ASSERT_NE(at, text.npos) << what;
+    text.replace(at, what.size(), with);
+  };
+  replace("links:\n",
+          "  e: {target: cuda, flops: {f32: 1 TFLOPS}, memory: 10 GB, bandwidth: 100 GB/s, "
+          "slowed: 25%, between_steps: 7 ms, helper: true}\nlinks:\n");
+  replace("nodes: {count: 2, device: d, devices: 2, link: in}",
+          "nodes: [{device: d, devices: 2, link: in}, {device: e, devices: 2, link: in}]");
+  const auto costs = [](const std::string& of, const std::string& target, int64_t rank) {
+    PlanSet set = set_of(2, 2, "  0 all_reduce args=[0] group=0 communicator=0\n");
+    set.roles[0].target = target;
+    const auto machine = cluster_machine(read_text(of), set);
+    EXPECT_TRUE(machine) << (machine ? "" : print_error(machine.error()));
+    const auto made = machine ? (*machine)->costs_of(set, rank) : Result<RankCosts>(RankCosts());
+    return made ? *made : RankCosts();
+  };
+  for (const int64_t rank : {0, 1, 2, 3}) {
+    const RankCosts of = costs(text, "cuda", rank);
+    EXPECT_EQ(of.slowed, rank < 2 ? 0 : 0.25) << rank;
+    EXPECT_EQ(of.between_steps, rank < 2 ? 0 : 7e-3) << rank;
+    EXPECT_EQ(of.lanes, RankLanes::kStreams) << rank;
+  }
+  for (size_t at = 0; (at = text.find("target: cuda", at)) != text.npos;)
+    text.replace(at, 12, "target: cpu");
+  for (const int64_t rank : {0, 1, 2, 3})
+    EXPECT_EQ(costs(text, "cpu", rank).lanes,
+              rank < 2 ? RankLanes::kThread : RankLanes::kTwoThreads)
+        << rank;
+}
+
+// The times that --costs states are of a microbatch, in however many tasks it is.
+TEST(Stated, ChunksShareTheTimeOfTheirPass) {
+  std::string body;
+  for (const char* task : {"label=\"F seq=0\" micro=0", "label=\"F seq=0\" micro=0",
+                           "label=\"F seq=1\" micro=0", "label=\"F seq=0\" micro=1"})
+    body += fmt::format("  {} compute program=0 args=[3,4,5] pass=\"F\" stage=0 {}\n",
+                        std::ranges::count(body, '\n'), task);
+  const PlanSet set = set_of(1, 1, body, kProduct);
+  const auto costs = stated_machine({.forward = 12})->costs_of(set, 0);
+  ASSERT_TRUE(costs) << print_error(costs.error());
+  std::vector<double> times;
+  for (const StepCost& one : costs->body) times.push_back(one.device);
+  EXPECT_EQ(times, (std::vector<double>{8, 0, 4, 12}));
+}
+
 TEST(Places, AreFewForManyRanks) {
   auto cluster = read_cluster("<h100x2048>");
   ASSERT_TRUE(cluster);

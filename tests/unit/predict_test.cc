@@ -159,11 +159,13 @@ TEST(Predict, WhyNamesTheTaskAndItsRank) {
       text,
       "rank 2 computes nothing from 0 us to 10 ms: it waits in 'recv add_192 mb=0' (messages over "
       "pp) on stream 'compute'\n"
+      "  by this line of the strategy: place: {where: {stage: s}, on: {pp: s}}\n"
       "  rank 0 comes to 'send add_192 mb=0' (messages over pp) at 10 ms\n"
       "rank 0 computes 'F stage=0 mb=0' from 0 us to 10 ms (stated)\n"
       "rank 3 computes 'F stage=1 mb=0' from 11 ms to 21 ms (stated)\n"
       "rank 1 computes nothing from 20 ms to 41 ms: it waits in 'recv d_Add_176 mb=0' (messages "
       "over pp) on stream 'compute'\n"
+      "  by this line of the strategy: place: {where: {stage: s}, on: {pp: s}}\n"
       "  rank 2 comes to 'send d_Add_176 mb=0' (messages over pp) at 41 ms\n"
       "rank 2 computes 'B stage=1 mb=0' from 21 ms to 41 ms (stated)\n");
 }

@@ -76,12 +76,14 @@ class PlainMachine : public Machine {
   double host = 0;
   double sum = 0;                                   // of collectives, once their bytes have moved
   std::map<int32_t, std::vector<LinkShare>> links;  // by communicator; else all of link 0
+  RankLanes lanes = RankLanes::kStreams;
   double slowed = 0, between_steps = 0;
   std::set<int64_t> only;  // ranks of which these two are; empty: of all
   Result<RankCosts> costs_of(const PlanSet& set, int64_t rank) const override {
     const RoleProgram& role =
         set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)])];
     RankCosts costs;
+    costs.lanes = lanes;
     if (only.empty() || only.contains(rank)) {
       costs.slowed = slowed;
       costs.between_steps = between_steps;
@@ -213,10 +215,10 @@ TEST(Simulate, ThreadsWorkThroughAllStreams) {
                                 {other(kAllReduce, 1, 0)}});
   PlainMachine machine;
   EXPECT_EQ(times_of(set, machine, 0), "all_reduce@0-2.5 F mb=0@0-1 copy@0-3 F mb=1@3-4");
-  machine.lanes = Machine::Lanes::kThread;
+  machine.lanes = RankLanes::kThread;
   EXPECT_EQ(times_of(set, machine, 0),
             "all_reduce@0-2.5 F mb=0@2.5-3.5 copy@3.5-6.5 F mb=1@6.5-7.5");
-  machine.lanes = Machine::Lanes::kTwoThreads;
+  machine.lanes = RankLanes::kTwoThreads;
   EXPECT_EQ(times_of(set, machine, 0), "all_reduce@0-2.5 F mb=0@0-1 copy@2.5-5.5 F mb=1@5.5-6.5");
 }
 
@@ -371,11 +373,19 @@ TEST(Simulate, WhatEndsAStepIsExposed) {
   EXPECT_NEAR(report->moved[0].exposed, 2.5, 1e-9);
   const auto timeline = simulate(set, PlainMachine(), 1);
   ASSERT_TRUE(timeline);
-  const auto why = explain_time(*timeline, 0, 3);
-  ASSERT_TRUE(why);
-  EXPECT_EQ(join(*why, "\n"),
-            "rank 0 computes nothing from 2 s to 4.5 s: the bytes of 'all_reduce' (all_reduce over "
-            "pp) are under way on stream 'side'");
+  // The directive that makes it is the one over its axis.
+  const auto line = [&](const std::string& entries) {
+    const auto lines = explain_time(*timeline, 0, 3,
+                                    "piper: 1\nannotate:\n  - shard: {dim: 1, over: pp}\n"
+                                    "directives:\n" +
+                                        entries);
+    return lines && lines->size() == 2 ? (*lines)[1] : "";
+  };
+  EXPECT_EQ(line("  - replicate: {over: ppp}\n  - place: {on: {pp: s}}\n"), "");
+  EXPECT_EQ(line("  - replicate: {over: dp}\n  - shard: {match: x, over: [tp, pp], dim: 0}\n"),
+            "  by this line of the strategy: shard: {match: x, over: [tp, pp], dim: 0}");
+  EXPECT_EQ(line("  - shard: {over: pp}\n  - replicate: {over: pp}\n"),
+            "  by this line of the strategy: replicate: {over: pp}");
 }
 
 // Of messages that one rank hides and another one does not, those that are not hidden are told,

@@ -79,8 +79,10 @@ inline constexpr std::array<const char*, 5> kCostKinds = {"computations", "messa
 std::unique_ptr<Machine> scaled_machine(const Machine& machine, CostKind kind, double factor);
 
 // Returns names for people: "rank 3 waits for …", the end of a sentence about why a rank's device
-// computes nothing at this time, or what it computes; lines of a chain of causes.
-Result<std::vector<std::string>> explain_time(const Timeline& timeline, int64_t rank, double time);
+// computes nothing at this time, or what it computes; lines of a chain of causes. Behind each cause
+// is the directive of the strategy that makes it, if the text of the strategy is given and has one.
+Result<std::vector<std::string>> explain_time(const Timeline& timeline, int64_t rank, double time,
+                                              const std::string& strategy_text = "");
 
 // How much longer a step is where costs of a kind are by this share off: with less, with more.
 struct Sensitivity {

@@ -48,6 +48,12 @@ struct StepCost {
   CostOrigin origin = CostOrigin::kGuessed;
   bool operator==(const StepCost&) const = default;
 };
+// Says what works through a rank's instructions.
+enum class RankLanes : uint8_t {
+  kStreams,     // a device, through each stream by itself
+  kThread,      // a thread runs all instructions one after the other
+  kTwoThreads,  // a second thread runs those that communicate, and streams that do not compute
+};
 // Holds a rank's costs, by instruction of each section.
 struct RankCosts {
   std::vector<StepCost> prologue, body, epilogue;
@@ -55,6 +61,7 @@ struct RankCosts {
   double slowed = 0;
   // The host's own work takes so long between two steps.
   double between_steps = 0;
+  RankLanes lanes = RankLanes::kStreams;
 };
 
 // Describes the machine that plans run on.
@@ -65,12 +72,6 @@ class Machine {
   virtual int64_t place_of(const PlanSet& set, int64_t rank) const;
   virtual Result<RankCosts> costs_of(const PlanSet& set, int64_t rank) const = 0;
 
-  enum class Lanes : uint8_t {
-    kStreams,     // a device works through each stream by itself
-    kThread,      // a thread runs all instructions one after the other
-    kTwoThreads,  // a second thread runs those that communicate, and streams that do not compute
-  };
-  Lanes lanes = Lanes::kStreams;
   // Whether a message moves only once its receiver has come to it.
   bool sends_wait = false;
 };
@@ -83,7 +84,8 @@ struct StatedCosts {
   // By stage, where they differ; those that are not there are as above.
   std::map<int32_t, std::array<double, 4>> of_stage;  // F, B, BI, BW
 };
-std::unique_ptr<Machine> stated_machine(const StatedCosts& costs);
+std::unique_ptr<Machine> stated_machine(const StatedCosts& costs,
+                                        RankLanes lanes = RankLanes::kStreams);
 // Each computation takes its FLOPs, and nothing else takes time.
 std::unique_ptr<Machine> flops_machine();
 

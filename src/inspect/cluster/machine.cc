@@ -27,16 +27,10 @@ class ClusterMachine : public Machine {
     }
     PIPER_ASSIGN(const BackendKind* target,
                  find_target(cluster_.devices[at(topology_.device_of(0))].target));
-    bool helper = false;
     for (int64_t rank = 0; rank < set.world(); ++rank) {
-      const ClusterDevice& device = cluster_.devices[at(topology_.device_of(rank))];
-      helper = helper || device.helper;
       used_.insert({set.role_of_rank[at(rank)], topology_.device_of(rank)});
     }
-    if (profile_) helper = profile_->helper;
-    const bool streams = target->ranks_streams;
-    lanes = streams ? Lanes::kStreams : helper ? Lanes::kTwoThreads : Lanes::kThread;
-    sends_wait = streams;
+    sends_wait = streams_ = target->ranks_streams;
     return time_programs(set);
   }
 
@@ -50,6 +44,7 @@ class ClusterMachine : public Machine {
                   cluster_.devices[at(topology_.device_of(rank))], rank,
                   coordinates_of(set.roles[at(number)].mesh, rank)};
     RankCosts costs;
+    costs.lanes = lanes_of(of.device);
     costs.prologue = costs_in(of, of.role.prologue);
     costs.body = costs_in(of, of.role.body);
     costs.epilogue = costs_in(of, of.role.epilogue);
@@ -107,12 +102,17 @@ class ClusterMachine : public Machine {
   }
 
   // ---- Instructions ----
+  RankLanes lanes_of(const ClusterDevice& device) const {
+    if (streams_) return RankLanes::kStreams;
+    return (profile_ ? profile_->helper : device.helper) ? RankLanes::kTwoThreads
+                                                         : RankLanes::kThread;
+  }
   std::vector<StepCost> costs_in(const Rank& of, const std::vector<Instruction>& section) const {
     std::vector<StepCost> costs;
     const double host = profile_ && profile_->host ? *profile_->host : of.device.issue;
     for (const Instruction& one : section) {
       StepCost& cost = costs.emplace_back(cost_of(of, one));
-      if (lanes == Lanes::kStreams)
+      if (streams_)
         cost.host = host;
       else
         (one.kind == InstructionKind::kCompute ? cost.device : cost.lane) += host;
@@ -139,7 +139,7 @@ class ClusterMachine : public Machine {
     const Spread& spread = spread_of(of, one);
     const TransferTimes::Time time = transfers_.of(spread, of.device, one, bytes);
     cost.origin = time.origin;
-    if (is_message && lanes != Lanes::kStreams && spread.levels.size() == 1)
+    if (is_message && !streams_ && spread.levels.size() == 1)
       return copied_message(cost, one, time.way, bytes);
     cost.lane = time.way.sum;
     cost.latency = time.way.latency;
@@ -176,6 +176,7 @@ class ClusterMachine : public Machine {
   const Topology topology_;
   const TransferTimes transfers_;
   const std::vector<int64_t> places_;
+  bool streams_ = false;                        // of all devices, as they have one target
   std::vector<ProgramTimes> programs_;          // by kind of device
   std::set<std::pair<int32_t, int32_t>> used_;  // roles on kinds of devices
   std::map<std::pair<int32_t, int32_t>, TimedRole> roles_;

@@ -57,7 +57,7 @@ class Matcher {
       row.rank = row.out->ranks.front();
       row.out->role = &set_.roles[at(set_.role_of_rank[at(row.rank)])];
       PIPER_ASSIGN(const RankCosts costs, machine_.costs_of(set_, row.rank));
-      fill_row(row, machine_, costs, steps);
+      fill_row(row, costs, steps);
     }
     for (size_t row = 0; row < rows_.size(); ++row) match(static_cast<int32_t>(row));
     return ok_status();

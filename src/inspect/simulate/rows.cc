@@ -25,14 +25,14 @@ bool is_chunk(const Instruction& one) {
 
 class RowMaker {
  public:
-  RowMaker(Row& row, const Machine& machine)
-      : row_(row), role_(*row.out->role), machine_(machine), threads_(role_) {}
+  explicit RowMaker(Row& row) : row_(row), role_(*row.out->role), threads_(role_) {}
 
   void run(const RankCosts& costs, int32_t steps) {
-    const bool streams = machine_.lanes == Machine::Lanes::kStreams;
-    const size_t lanes = streams ? std::max<size_t>(role_.streams.size(), 1)
-                         : machine_.lanes == Machine::Lanes::kThread ? 1
-                                                                     : 2;
+    row_.works = costs.lanes;
+    const size_t lanes = row_.works == RankLanes::kStreams
+                             ? std::max<size_t>(role_.streams.size(), 1)
+                         : row_.works == RankLanes::kThread ? 1
+                                                            : 2;
     row_.lanes.resize(lanes);
     row_.next.resize(lanes);
     row_.last.assign(lanes, -1);
@@ -81,8 +81,8 @@ class RowMaker {
     find_pairs(first);
   }
   int32_t lane_of(const Instruction& one) const {
-    if (machine_.lanes == Machine::Lanes::kStreams) return one.stream;
-    if (machine_.lanes == Machine::Lanes::kThread) return 0;
+    if (row_.works == RankLanes::kStreams) return one.stream;
+    if (row_.works == RankLanes::kThread) return 0;
     return threads_.of(one);
   }
 
@@ -94,7 +94,7 @@ class RowMaker {
   // The computations of a second half are together, right after those of the first: one task,
   // or both parts of a backward.
   void find_pairs(int32_t first) {
-    if (machine_.lanes != Machine::Lanes::kStreams) return;  // a thread does one after the other
+    if (row_.works != RankLanes::kStreams) return;  // a thread does one after the other
     std::vector<int32_t> chunks;
     for (auto s = first; at(s) < row_.steps.size(); ++s)
       if (is_chunk(one(s))) chunks.push_back(s);
@@ -127,15 +127,12 @@ class RowMaker {
 
   Row& row_;
   const RoleProgram& role_;
-  const Machine& machine_;
   const TwoThreads threads_;
 };
 
 }  // namespace
 
-void fill_row(Row& row, const Machine& machine, const RankCosts& costs, int32_t steps) {
-  RowMaker(row, machine).run(costs, steps);
-}
+void fill_row(Row& row, const RankCosts& costs, int32_t steps) { RowMaker(row).run(costs, steps); }
 
 }  // namespace timeline
 }  // namespace piper

@@ -38,7 +38,8 @@ struct Row {
   std::vector<int32_t> last;                // by lane: the step that ran last; -1: none
   std::vector<double> issued;               // by step: host time behind its section's begin
   Device device;
-  double slowed = 0, between_steps = 0;  // as RankCosts has them
+  double slowed = 0, between_steps = 0;  // as RankCosts has them, and
+  RankLanes works = RankLanes::kStreams;
   int32_t alone = -1;                    // the step that has the device for itself; -1: none
   int32_t computed = -1;                 // the step that had the device last
   std::vector<int32_t> held;             // steps that wait for the device
@@ -47,6 +48,6 @@ struct Row {
 
 // Fills the steps of a row whose output names ranks and role. Where steps overlap, `steps` bodies
 // are between prologue and epilogue.
-void fill_row(Row& row, const Machine& machine, const RankCosts& costs, int32_t steps);
+void fill_row(Row& row, const RankCosts& costs, int32_t steps);
 
 }  // namespace piper::timeline

@@ -114,7 +114,7 @@ class Engine {
     const std::vector<int32_t>& step_of = row.sections[at(step.section)].step_of;
     for (const int32_t wait : step.one->waits)
       if (step_of[at(wait)] >= 0 && !behind_step(step_of[at(wait)], Cause::kWaits)) return false;
-    if (machine_.lanes == Machine::Lanes::kStreams)
+    if (row.works == RankLanes::kStreams)
       behind(issue_time(index, step.section) + row.issued[at(number)], Cause::kHost, -1);
     step.cause = step.ready_cause;
     step.cause_row = step.ready_step < 0 ? -1 : index;

@@ -9,24 +9,27 @@ namespace piper {
 namespace {
 
 // Says what a task takes: its first instruction takes all of it. A task may begin in one section
-// and go on in the next.
+// and go on in the next. Where a pass of a microbatch is several tasks of a rank, as of chunks of
+// tokens, they share its time by their FLOPs.
 class StatedMachine : public Machine {
  public:
-  explicit StatedMachine(const StatedCosts& costs) : costs_(costs) {}
+  StatedMachine(const StatedCosts& costs, RankLanes lanes) : costs_(costs), lanes_(lanes) {}
 
   Result<RankCosts> costs_of(const PlanSet& set, int64_t rank) const override {
     const RoleProgram& role =
         set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)])];
+    PIPER_ASSIGN(const Shares shares, shares_of(role));
     Seen seen;
     RankCosts result;
+    result.lanes = lanes_;
     // A body goes on with what the one before it has begun of its step.
     for (const Instruction& one : role.body)
       if (one.ahead > 0) seen.emplace(task_of(one), nullptr);
     Seen of_body = seen;
-    result.body = costs_in(role.body, of_body);
-    result.epilogue = costs_in(role.epilogue, seen);
+    result.body = costs_in(role.body, shares, of_body);
+    result.epilogue = costs_in(role.epilogue, shares, seen);
     Seen of_prologue;
-    result.prologue = costs_in(role.prologue, of_prologue);
+    result.prologue = costs_in(role.prologue, shares, of_prologue);
     return result;
   }
 
@@ -38,7 +41,38 @@ class StatedMachine : public Machine {
     return {one.pass, one.stage, one.micro, one.label};
   }
 
-  std::vector<StepCost> costs_in(const std::vector<Instruction>& section, Seen& seen) const {
+  using Shares = std::map<Task, double>;  // of the pass; a task that is not there is all of it
+  static Result<Shares> shares_of(const RoleProgram& role) {
+    struct Pass {
+      double flops = 0;
+      int64_t tasks = 0;
+    };
+    std::map<Task, std::vector<int32_t>> programs;
+    std::map<std::tuple<TaskPass, int32_t, int32_t>, Pass> passes;
+    bool any = false;
+    for (const Instruction& one : role.body) {
+      if (one.kind != InstructionKind::kCompute || one.micro < 0 || !is_ordered(one.pass)) continue;
+      std::vector<int32_t>& of_task = programs[task_of(one)];
+      if (of_task.empty()) any |= ++passes[{one.pass, one.stage, one.micro}].tasks > 1;
+      of_task.push_back(one.program);
+    }
+    if (!any) return Shares();
+    PIPER_ASSIGN(const std::vector<double> flops, program_flops(role));
+    Shares shares;
+    for (const auto& [task, of_task] : programs) {
+      double& sum = shares[task];
+      for (const int32_t program : of_task) sum += flops[static_cast<size_t>(program)];
+      passes[{std::get<0>(task), std::get<1>(task), std::get<2>(task)}].flops += sum;
+    }
+    for (auto& [task, share] : shares) {
+      const Pass& of = passes[{std::get<0>(task), std::get<1>(task), std::get<2>(task)}];
+      share = of.flops > 0 ? share / of.flops : 1 / static_cast<double>(of.tasks);
+    }
+    return shares;
+  }
+
+  std::vector<StepCost> costs_in(const std::vector<Instruction>& section, const Shares& shares,
+                                 Seen& seen) const {
     std::vector<StepCost> costs;
     for (const Instruction& one : section) {
       StepCost& cost = costs.emplace_back();
@@ -48,7 +82,9 @@ class StatedMachine : public Machine {
       const auto [at, is_new] = seen.try_emplace(task_of(one), &one);
       const bool begins_ahead = !is_new && !at->second && one.ahead > 0;
       if (begins_ahead) at->second = &one;
-      if (is_new || begins_ahead) cost.device = of_pass(one);
+      if (!is_new && !begins_ahead) continue;
+      const auto share = shares.find(task_of(one));
+      cost.device = of_pass(one) * (share == shares.end() ? 1 : share->second);
     }
     return costs;
   }
@@ -66,6 +102,7 @@ class StatedMachine : public Machine {
   }
 
   const StatedCosts costs_;
+  const RankLanes lanes_;
 };
 
 class FlopsMachine : public Machine {
@@ -87,8 +124,8 @@ class FlopsMachine : public Machine {
 
 }  // namespace
 
-std::unique_ptr<Machine> stated_machine(const StatedCosts& costs) {
-  return std::make_unique<StatedMachine>(costs);
+std::unique_ptr<Machine> stated_machine(const StatedCosts& costs, RankLanes lanes) {
+  return std::make_unique<StatedMachine>(costs, lanes);
 }
 std::unique_ptr<Machine> flops_machine() { return std::make_unique<FlopsMachine>(); }
 

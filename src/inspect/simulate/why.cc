@@ -3,11 +3,13 @@
 
 #include "piper/inspect/analysis.h"
 #include "rows.h"
+#include "strategy_lines.h"
 
 namespace piper {
 namespace {
 
 using timeline::at;
+using timeline::strategy_line_of;
 
 std::string label_of(const TimedRow& row, const TimedStep& step) {
   const std::string label = quote_control(step.one->label);
@@ -73,7 +75,8 @@ const TimedStep* computing_at(const TimedRow& row, double time) {
 
 }  // namespace
 
-Result<std::vector<std::string>> explain_time(const Timeline& timeline, int64_t rank, double time) {
+Result<std::vector<std::string>> explain_time(const Timeline& timeline, int64_t rank, double time,
+                                              const std::string& strategy_text) {
   if (rank < 0 || rank >= std::ssize(timeline.row_of_rank))
     return fail("there is no rank {}: the plans are for {} ranks", rank,
                 timeline.row_of_rank.size())
@@ -85,6 +88,10 @@ Result<std::vector<std::string>> explain_time(const Timeline& timeline, int64_t 
   constexpr size_t kMostLines = 12;
   std::vector<std::string> lines;
   auto row = at(timeline.row_of_rank[at(rank)]);
+  const auto add_directive = [&](const TimedRow& of, const TimedStep& step) {
+    const std::string line = strategy_line_of(strategy_text, *of.role, *step.one);
+    if (!line.empty()) lines.push_back("  by this line of the strategy: " + quote_control(line));
+  };
   while (lines.size() < kMostLines) {
     const TimedRow& at_row = timeline.rows[row];
     if (const TimedStep* step = computing_at(at_row, time)) {
@@ -104,6 +111,7 @@ Result<std::vector<std::string>> explain_time(const Timeline& timeline, int64_t 
       break;
     }
     lines.push_back(idle_line(at_row, *piece, rank));
+    if (piece->step >= 0) add_directive(at_row, at_row.steps[at(piece->step)]);
     // Goes on with what held up the other side at that time.
     if (piece->reason != IdleReason::kOthers || piece->cause_row < 0 || at(piece->cause_row) == row)
       break;

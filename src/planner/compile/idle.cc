@@ -46,9 +46,8 @@ bool receives_beside(const PlanSet& set) {
 
 // Returns the share of a step in which devices idle; 0 where the simulation does not come to an
 // end.
-double idle_share(const PlanSet& set, Machine::Lanes lanes) {
-  const std::unique_ptr<Machine> machine = stated_machine({});
-  machine->lanes = lanes;
+double idle_share(const PlanSet& set, RankLanes lanes) {
+  const std::unique_ptr<Machine> machine = stated_machine({}, lanes);
   const auto picture = make_picture(set, *machine, PictureCosts::kUnits);
   return picture ? picture->idle : 0;
 }
@@ -68,7 +67,7 @@ void explain_idle(Dag& dag, const TaskLists& deps, const Schedule& schedule, con
   if (!lowered) return;
   const PlanSet without = make_plan_set(dag, *std::move(lowered));
   std::vector<std::string> lines;
-  const auto compare = [&](Machine::Lanes lanes, const char* whose) {
+  const auto compare = [&](RankLanes lanes, const char* whose) {
     const double before = idle_share(without, lanes), after = idle_share(set, lanes);
     if (after <= before + 1e-9) return false;
     lines.push_back(
@@ -76,8 +75,8 @@ void explain_idle(Dag& dag, const TaskLists& deps, const Schedule& schedule, con
                     whose, before * 100, after * 100));
     return true;
   };
-  if (!compare(Machine::Lanes::kThread, "that work in issue order, as the CPU does")) return;
-  const bool also_there = compare(Machine::Lanes::kStreams, "with streams");
+  if (!compare(RankLanes::kThread, "that work in issue order, as the CPU does")) return;
+  const bool also_there = compare(RankLanes::kStreams, "with streams");
   lines.push_back(
       "note: receives that come ahead of computations wait in their place; a forward takes a unit "
       "of time, a backward two");

@@ -1,0 +1,14 @@
+// Which directive of a strategy makes an instruction. Private to the room.
+#pragma once
+
+#include "piper/plan/bundle.h"
+
+namespace piper::timeline {
+
+// Returns the first line of the directive by which the rank waits for this instruction, as plans
+// print the strategy: 'place' for messages, 'replicate' or 'shard' for collectives over its axes,
+// 'offload' for copies. "": none of the text's directives does.
+std::string strategy_line_of(const std::string& strategy_text, const RoleProgram& role,
+                             const Instruction& one);
+
+}  // namespace piper::timeline
