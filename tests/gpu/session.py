@@ -66,6 +66,7 @@ class Session:
         self.env = {**os.environ, "XDG_CACHE_HOME": str(self.cache())}
         if self.dry:
             self.env["PIPER_CUDA_PATH"] = str((words.fakes or self.build / "tests/fake_cuda/all").resolve())
+            self.env["FAKE_NVRTC_PLAIN"] = "1"  # small models run briefly, and their kernels are compiled faster without optimisation
         elif "PIPER_CUDA_PATH" not in self.env and environment.wheels():
             self.env["PIPER_CUDA_PATH"] = ":".join(environment.wheels())
         self.folder = words.results or pathlib.Path(os.environ.get("OUT") or (self.out if self.dry else ROOT / "tests/gpu/results"))
