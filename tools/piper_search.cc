@@ -23,7 +23,7 @@ struct Flags {
   bool force = false;
 };
 
-// A folder for candidates, which goes at the end.
+// Makes a folder for candidates, which its end removes.
 class Candidates {
  public:
   static Result<std::unique_ptr<Candidates>> make() {

@@ -83,7 +83,7 @@ int64_t run_of(const Shard& shard);
 // one after the other: in every second stretch of a mirrored whole members count from its end.
 void move_stretches(const Shard& shard, int64_t members, int64_t first, int64_t last,
                     std::byte* packed, bool packs, Stages& stages);
-// Return what is added up at once: elements of a part of one stretch, and stretches.
+// These return what is added up at once: elements of a part of one stretch, and stretches.
 int64_t most_of_part(int64_t size, int64_t members, int64_t limit);
 int64_t stretches_to_add(const Shard& shard, int64_t members, int64_t limit);
 

@@ -173,7 +173,7 @@ void average(const T* x, T* average, int64_t n, double decay) {
 AverageFn<float> AverageF32() { return average<float>; }
 AverageFn<double> AverageF64() { return average<double>; }
 
-// In the order of update_rules().
+// Lists the functions in the order of update_rules().
 template <class T>
 constexpr UpdateFn<T> kUpdates[] = {sgd<T>,  adamw<T>,   onnx_adam<T>, adagrad<T>,
                                     lion<T>, descend<T>, descend<T>};

@@ -72,7 +72,7 @@ class Grouper {
     }
   }
 
-  // An argument that is read and written, or written twice, is not one value.
+  // Returns whether it is one value: not an argument that is read and written, or written twice.
   bool settled(int32_t value) const {
     const int32_t base = base_[at(value)];
     if (base >= program_.num_args || writes_[at(base)] == 0) return true;

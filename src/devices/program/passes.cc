@@ -155,7 +155,7 @@ class RowJoiner {
  private:
   static constexpr size_t kNone = ~size_t{0};
 
-  // An argument that is read and written, or written twice, is not one value.
+  // Returns whether it is one value: not an argument that is read and written, or written twice.
   bool is_settled(int32_t value) const {
     const int32_t base = base_[at(value)];
     const size_t writes = writers_[at(base)].size();

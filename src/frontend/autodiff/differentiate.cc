@@ -70,7 +70,7 @@ Status check_types(const Graph& graph, const TrainSpec& train,
   return ok_status();
 }
 
-// Steps whose rates are tried: the first ones, those around borders, powers of 2.
+// Returns the steps whose rates are tried: the first ones, those around borders, powers of 2.
 std::vector<int64_t> tried_steps(const Rate& rate) {
   constexpr int64_t kFirst = 1024;
   std::vector<int64_t> steps;

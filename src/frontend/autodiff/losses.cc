@@ -278,7 +278,7 @@ Result<ValueId> term_of(Builder& build, const LossTerm& term) {
                  term.kind == Kind::kSum ? Reduction::kSum : term.reduction);
 }
 
-// Sums in the widest type of the parts, at least f32 where there are several.
+// Adds up the parts in the widest type of them, at least f32 where there are several.
 ValueId weighted_sum(Builder& build, std::span<const LossTerm> terms,
                      const std::vector<ValueId>& parts) {
   const auto is_f64 = [&](ValueId id) { return build.type(id).dtype == DType::kF64; };

@@ -18,8 +18,8 @@ struct MutableBytes {
   }
 };
 
-// A matrix whose rows lie one after the other in `to`, and whose elements lie anywhere in `from`:
-// their distances there are in bytes.
+// Describes a matrix whose rows are contiguous in `to`, and whose elements are anywhere in `from`.
+// Strides are distances in bytes there.
 struct Matrix {
   int64_t rows = 1, columns = 1, row_stride = 0, stride = 0;
 };

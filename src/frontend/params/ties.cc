@@ -57,7 +57,7 @@ std::optional<std::string> name_within(const Claims& found, const std::string& n
 
 }  // namespace
 
-// A parameter that no call names is another name of the one that does the work in its module.
+// Makes a parameter that no call names another name of the one that is used in its module.
 CallClaims tie_unused(const CallGraph& graph, CallClaims claims) {
   for (const std::string& name : claims.unclaimed()) {
     const auto claim =
@@ -68,9 +68,9 @@ CallClaims tie_unused(const CallGraph& graph, CallClaims claims) {
   return claims;
 }
 
-// A parameter that nothing reads under its name, and one of a module within its own ("bias" and
-// "decoder.bias"), are two names of one tensor. If the name is unused instead, the value that is
-// saved under it is of no use either.
+// Makes a parameter that nothing reads, and one of a module within its own ("bias" and
+// "decoder.bias"), two names of one tensor. If the name is unused instead, the value that is saved
+// under it is of no use either.
 CallClaims tie_lost(CallClaims claims) {
   auto& ties = claims.found.ties.alias_of;
   std::erase_if(claims.found.lost, [&](const std::string& name) {

@@ -62,7 +62,7 @@ Status keep_running(RuleContext& c, const Val& mean, const Val& variance) {
   return c.emit.follow(c.in(4), spread, momentum);
 }
 
-// Normalises with the means and variances that the file holds, or (training_mode) those of the
+// Imports a norm by the means and variances that the file holds, or (training_mode) by those of the
 // batch, which couple its samples.
 Result<Vals> batch_norm(RuleContext& c) {
   PIPER_TRY(c.need(5, 5));

@@ -7,7 +7,7 @@
 namespace piper::onnx_import {
 namespace {
 
-// Rows of `depth` elements of each group times its matrix: [n, rows, groups·depth] and
+// Multiplies rows of `depth` elements of each group by its matrix: [n, rows, groups·depth] and
 // [groups·m, depth] or (not `by_rows`) [groups·depth, m] -> [n, rows, groups·m].
 Result<Val> grouped_product(RuleContext& c, Val rows, Val weight, int64_t groups, bool by_rows) {
   const int64_t n = rows.shape[0], places = rows.shape[1], depth = rows.shape[2] / groups;

@@ -5,7 +5,7 @@
 
 namespace piper::onnx_import {
 
-// An activation of a cell, with the numbers that it reads.
+// Describes an activation of a cell, with the numbers that it reads.
 struct Activation {
   std::string name;
   double alpha = 0, beta = 0;

@@ -392,8 +392,8 @@ Result<Val> shares_of_bins(RuleContext& c, const Val& boxes, int64_t first, cons
   return times_number(c, share, 1 / static_cast<double>(b.samples));
 }
 
-// Means over bins of boxes: two products, as the dims are sampled apart. No gradient goes to the
-// boxes, as in torchvision.
+// Imports means over bins of boxes as two products, one for each dim. The boxes get no gradient, as
+// in torchvision.
 Result<Vals> roi_align(RuleContext& c) {
   PIPER_TRY(c.need(3, 3));
   const Val &x = c.in(0), &rows = c.in(2);

@@ -103,7 +103,7 @@ double ProgramTimes::correction(const Parts& parts, double total) const {
   return std::exp(sum / weights);
 }
 
-// The host launches ops while the device runs those before them: what takes longer counts.
+// Returns the longer of two times: the host launches ops while the device runs those before them.
 Result<KnownTime> ProgramTimes::op_by_op(const Program& plan) const {
   FuseCounts counts;
   PIPER_ASSIGN(const std::vector<PassWork> passes,
@@ -206,7 +206,7 @@ KnownTime TransferTimes::send(double bytes) const {
   return nearest;
 }
 
-// Between sizes that were measured, and beyond them, the time of a byte is that of the nearest.
+// Takes the time of a byte from the nearest size that was measured.
 KnownTime TransferTimes::local_of(std::string_view kind, std::string_view where, double bytes,
                                   double otherwise) const {
   if (!profile_) return {otherwise, CostOrigin::kGuessed};

@@ -157,7 +157,7 @@ class ClusterMachine : public Machine {
               : topology_.spread_of(group_ranks(of.role, of.role.groups[at(one.group)], of.own));
     return known->second;
   }
-  // Between threads of one machine the receiver copies, once it has come.
+  // The receiver copies between threads of one machine, once it has come.
   StepCost copied_message(StepCost cost, const Instruction& one, const Way& way,
                           double bytes) const {
     if (one.kind == InstructionKind::kRecv) {

@@ -77,7 +77,7 @@ class ProfileReader {
     return number;
   }
 
-  // Entries that never ran are left out.
+  // Reads a table, without entries that never ran.
   static Status read_entries(const Node& root, const char* table, const char* name,
                              std::vector<MeasuredTimes::Measured>& to) {
     PIPER_ASSIGN(const Node* list, value_of(root, table, Node::Kind::kList, "a list"));

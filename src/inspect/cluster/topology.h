@@ -33,8 +33,8 @@ class Topology {
   int64_t ranks() const { return std::ssize(devices_); }
   int32_t device_of(int64_t rank) const { return devices_[static_cast<size_t>(rank)]; }
   Spread spread_of(std::span<const int64_t> ranks) const;
-  // By rank: equal numbers where ranks of one role have one kind of device, groups that are spread
-  // alike, and peers behind the same links.
+  // Returns by rank a number, which ranks of one role share if they have one kind of device, groups
+  // that are spread alike, and peers behind the same links.
   std::vector<int64_t> places(const PlanSet& set) const;
 
  private:

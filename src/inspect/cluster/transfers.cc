@@ -21,7 +21,7 @@ class Ports {
     seconds_[at(link)] += bytes / cluster_.links[at(link)].bandwidth;
     latency_ = std::max(latency_, cluster_.links[at(link)].latency);
   }
-  // All move at one time: as long as over the slowest of them.
+  // Returns the way of bytes that move over all links at one time: the slowest one decides.
   Way way() const {
     Way way{latency_, std::ranges::max(seconds_)};
     for (size_t l = 0; l < seconds_.size(); ++l)
@@ -70,7 +70,7 @@ Way ring(const Cluster& cluster, const Spread& group, double bytes, double round
   return way;
 }
 
-// Up and down the trees: all of the bytes pass each member in both directions.
+// Returns the way up and down the trees: all of the bytes pass each member in both directions.
 Way trees(const Cluster& cluster, const Spread& group, double bytes) {
   Way way = ring(cluster, group, 2 * bytes, 0);
   int64_t units = group.members;

@@ -39,7 +39,7 @@ void drop_unused(const Graph& graph, const std::vector<bool>& needed, Chunk& chu
   std::erase_if(chunk.nodes, [&](NodeId node) { return !used[node.index()]; });
 }
 
-// Nodes that go leave values behind that nothing makes and nothing reads.
+// Drops nodes. Their values stay, though nothing makes or reads them.
 void drop_nodes(Dag& dag, const std::vector<bool>& needed) {
   Graph& graph = dag.graph;
   std::vector<NodeId> number(graph.nodes.size());

@@ -9,8 +9,8 @@
 namespace piper {
 namespace {
 
-// The computation of a direction: between the exchange that gathers what it is made of and the one
-// that takes the own run of it.
+// Describes the computation of a direction, between the exchange that gathers what it is made of
+// and the one that takes the own run of it.
 struct WholeWork {
   size_t from = 0, to = 0;  // of Dag::exchanges
   std::vector<NodeId> nodes;

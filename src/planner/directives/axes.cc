@@ -8,7 +8,7 @@
 namespace piper {
 namespace {
 
-// Points at one directive's `over`.
+// Describes one directive's `over`.
 struct Over {
   Axes* axes = nullptr;
   SourceSpan at, over_at;

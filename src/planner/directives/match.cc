@@ -40,7 +40,7 @@ Result<bool> is_in(const std::vector<Condition::Values>& set, int32_t tag, const
   return false;
 }
 
-// `bound`: what the conditions before have bound, before the variables.
+// Returns whether a tag meets a condition. `bound`: what conditions before it bind, then variables.
 Result<bool> meets(const Condition& condition, int32_t tag, const Variables& bound) {
   using Kind = Condition::Kind;
   if (condition.kind == Kind::kAbsent) return tag == kNoTag;

@@ -363,7 +363,7 @@ class CellOrder {
   bool update_ = false;
 };
 
-// The places that an order tells apart: the coordinates of some axes, row-major.
+// Lists the places that an order tells apart: the coordinates of some axes, row-major.
 class OrderPlaces {
  public:
   static Result<OrderPlaces> make(const Dag& dag, const Order& order) {

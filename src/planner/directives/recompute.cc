@@ -149,8 +149,8 @@ class Recomputer {
       }
     return matched > 0 || is_rest(recompute) ? ok_status() : matches_nothing(recompute);
   }
-  // What views the result of an op that is chosen by name goes with it: it would be kept in place
-  // of the result.
+  // Chooses views of the result of an op that is chosen by name, too: else they would be kept in
+  // place of the result.
   void take_views() {
     for (Variant& variant : variants_)
       for (size_t i = 0; i < count_; ++i) {

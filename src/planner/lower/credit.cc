@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kLast = std::numeric_limits<size_t>::max();
 
-// A reduction that is ready and not yet sent, with what rounds its result or sums it further.
+// Describes a reduction that is ready and not sent yet, with what rounds its result or adds to it.
 struct WaitingSum {
   std::vector<size_t> instructions;
   std::set<int32_t> buffers;
@@ -28,7 +28,7 @@ struct WaitingSum {
   double ready = 0, time = 0;
 };
 
-// A stream in the simulation.
+// Simulates a stream.
 struct SumLane {
   const TaskStream* stream = nullptr;
   CreditCount count;

@@ -54,7 +54,7 @@ class Inserter {
     int64_t issue = 0;             // stands just before this one
   };
 
-  // Where steps overlap, the next one reads parts that this one may have updated before.
+  // Finds updates of parts. Where steps overlap, the next step reads parts that this one updates.
   void find_updates() {
     std::map<int32_t, std::vector<int32_t>> wholes;  // by part
     for (const auto& [whole, own] : part_of_) wholes[own.part].push_back(whole);

@@ -8,8 +8,8 @@
 namespace piper {
 namespace {
 
-// Integers that index a table or name a class must be inside it, also after moves of their
-// elements.
+// Describes an input. Integers that index a table or name a class have bounds, also where ops move
+// them before.
 DataInput describe_input(const Graph& graph, ValueId id,
                          const std::vector<std::vector<NodeId>>& readers) {
   const Value& value = graph.value(id);

@@ -352,8 +352,8 @@ Status for_all_roles(const std::vector<RoleProgram>& roles, const Work& work) {
   return ok_status();
 }
 
-// Holds for a role what leaves for the host and until when sends hold memory, by window; and all
-// lives.
+// Holds for a role, by window, what leaves for the host and until when sends hold memory; and the
+// lives of all buffers.
 struct Timing {
   std::vector<std::vector<LeavingCopy>> leaving;
   std::vector<std::vector<int64_t>> until;

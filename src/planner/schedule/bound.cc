@@ -6,7 +6,7 @@
 namespace piper {
 namespace {
 
-// The longest chains of needs that lead to a task, and that follow it.
+// Finds the longest chains of needs that lead to a task, and that follow it.
 class Chains {
  public:
   explicit Chains(const Lines& lines)

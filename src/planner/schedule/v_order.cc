@@ -313,7 +313,7 @@ std::optional<TimedOrder> order_v(const ListPolicy& policy, const Lines& lines, 
                                   size_t micros, const VRules& rules, Used& used, int64_t longest) {
   std::optional<TimedOrder> best;
   used = {};
-  // Cells that have idled less than the worst one have time to let tasks wait.
+  // Cells that idle less than the worst one can let tasks wait: each turn lists again with that.
   for (std::vector<int64_t> idle;;) {
     VLister lister(policy, lines, v, micros, rules, idle, longest);
     const bool runs = lister.run();

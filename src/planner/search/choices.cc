@@ -99,7 +99,7 @@ std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoic
         choice.*from /= factor;
         choice.*to *= factor;
         add(choice);
-        // With as many microbatches for each replica and stage as before.
+        // Each replica and stage then has as many microbatches as before.
         if (to == &SearchChoice::replicas && choice.microbatches % factor == 0) {
           choice.microbatches /= factor;
           add(choice);

@@ -129,7 +129,7 @@ Result<Outcome> Evaluator::run(const std::string& text, size_t number, bool may_
     if (auto outcome = parse_outcome(*known); outcome && (*outcome || may_be_kept_refusal))
       return *std::move(outcome);
   Result<Outcome> outcome = compute(options);
-  // What the system refused may go well another time.
+  // What the system refused may go well another time, so it is not kept.
   if (outcome || outcome.error().code != ExitCode::kStorage) keep(file, outcome);
   return outcome;
 }

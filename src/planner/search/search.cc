@@ -268,7 +268,7 @@ class Search {
     }
     return trial;
   }
-  // What the system refused says nothing of the candidate: the search ends.
+  // Counts a trial. If the system refused it, that says nothing of the candidate: the search ends.
   void count(Trial trial) {
     if (trial.refusal && trial.refusal->code == ExitCode::kStorage) {
       ended_by_ = std::move(trial.refusal);
@@ -314,8 +314,8 @@ class Search {
     if (rank(a) != rank(b)) return rank(a) < rank(b);
     return rank(a) == 0 ? a.step < b.step : a.peak_bytes < b.peak_bytes;
   }
-  // Climbs from the best of the usual ones, and from the next best of other meshes: what is best of
-  // one mesh need not be near what is best of another.
+  // Climbs from the best of the usual candidates, and from the best on other meshes: the best of
+  // one mesh need not be near the best of another.
   void climb() {
     constexpr size_t kStarts = 3;
     std::vector<size_t> order(tried_.size());
@@ -332,8 +332,8 @@ class Search {
   }
   using Mesh = std::pair<int64_t, int64_t>;
   static Mesh mesh_of(const SearchChoice& choice) { return {choice.pipeline, choice.tensor}; }
-  // Climbs from meshes that would be faster, but none of whose usual candidates fit: a neighbour of
-  // these may.
+  // Climbs from meshes that would be faster, but none of whose usual candidates fit in memory, as a
+  // neighbour of these may fit.
   void climb_from_what_may_fit(const std::vector<size_t>& order) {
     const size_t none = tried_.size();
     std::map<Mesh, size_t> best;  // of those of a mesh

@@ -126,7 +126,7 @@ void lower_by_heads(Rewriter& rewriter, NodeId id, const Choice& choice, const L
   rewriter.add_converted(y, choice.makes[0], id, y);
 }
 
-// Attention by the keys of each rank in turn.
+// Rewrites attention to go over the keys of each rank in turn.
 class Ring {
  public:
   Ring(Rewriter& rewriter, NodeId id, const Loops& loops, Choice choice, const LoopCut& keys)

@@ -65,7 +65,7 @@ class Rewriter {
   ValueId fetch(ValueId id, const Layout& need, NodeId reader);
   ValueId convert(ValueId id, const Layout& to, NodeId reader);
   ValueId convert_rows(ValueId id, const Layout& to, NodeId reader);
-  // Of packed rows: those of the own block, or of the ranks that own what the index names.
+  // Returns packed rows: those of the own block, or of the ranks that own what the index names.
   ValueId pack(ValueId id, const Layout& routed, NodeId reader);
   ValueId unpack(ValueId id, const Layout& blocks, NodeId reader);
   struct Places {

@@ -131,7 +131,7 @@ std::optional<Choice> routed_choice(const State& state, const Node& node, const 
       // What goes on row by row takes no rows along that stay where they are.
       if (is_row && !is_whole && !use->table && state.layout(id) != use->routed)
         return std::nullopt;
-      // What all ranks hold is packed as well, as far as it is of floats.
+      // Floats that all ranks hold are packed as well; integers stay whole.
       if (is_row && packed && !info(state.type_of(id).dtype).is_float) return std::nullopt;
       if (!is_row || !is_whole || packed) need = *layout;
     }

@@ -71,7 +71,7 @@ class PartOrder {
       }
       places_.push_back(place);
     }
-    // What a region reads, as casts of weights, is made before its first op.
+    // Casts of weights and others that a region reads are made before its first op.
     for (size_t n = places_.size(); n-- > 0;)
       for (ValueId input : graph_.nodes[n].inputs)
         if (const NodeId from = producer(input); from.valid() && !is_in_part(from.index()))

@@ -151,7 +151,7 @@ class Rewrite {
     return near;
   }
 
-  // A node that draws random numbers for some samples is told which (ops/random.cc).
+  // Tells nodes that draw random numbers for some of the samples which these are (ops/random.cc).
   void place_draws() {
     for (Node& node : graph_.nodes) {
       const OpDef* def = find_op(node.op);

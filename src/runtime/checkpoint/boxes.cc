@@ -192,7 +192,7 @@ class Holding {
   const RoleProgram& role_of(int64_t rank) const {
     return set_.roles[static_cast<size_t>(set_.role_of_rank[static_cast<size_t>(rank)])];
   }
-  // The axes on which it depends what a rank holds, ascending.
+  // Returns the axes along which ranks hold different elements, ascending.
   static Axes axes_of(const RoleProgram& role, const Tensor& tensor) {
     Axes axes;
     for (const TensorCut& cut : tensor.cuts)
@@ -254,8 +254,8 @@ std::vector<bool> states_to_write(const PlanSet& set, int64_t rank) {
     by_holders[std::move(holders)].push_back({tensor.type.bytes(), std::move(name), b});
   }
   std::vector<bool> writes(role.buffers.size(), false);
-  // The largest first, each by the holder with least: all holders know all that they share, and
-  // come to the same.
+  // The holder with the fewest bytes takes the largest state that is left. All holders know all
+  // states that they share, so they come to the same result.
   for (auto& [holders, states] : by_holders) {
     std::sort(states.begin(), states.end(), [](const Stored& a, const Stored& b) {
       return std::tie(b.bytes, a.name) < std::tie(a.bytes, b.name);

@@ -33,7 +33,7 @@ Result<std::map<std::string, Box>> parse_boxes(std::string_view text, const std:
 // The key of this text in a file's metadata.
 inline constexpr const char* kBoxesKey = "piper.boxes";
 
-// A run of a tensor's elements and where they are.
+// Describes a run of a tensor's elements, and where they are.
 struct ElementRun {
   int64_t whole = 0, count = 0;
   int64_t at = 0;  // elements from the begin of what holds them

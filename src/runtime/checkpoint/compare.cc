@@ -84,7 +84,7 @@ std::string tensor_text(const TensorDiff& diff) {
 // JSON has no infinity.
 Json finite(double value) { return std::isfinite(value) ? Json(value) : Json("inf"); }
 
-// Settings and positions, which safetensors files of other programs have not.
+// Compares settings and positions. Safetensors files of other programs have none.
 std::vector<SettingChange> changes_between(const Checkpoint& before, const Checkpoint& now) {
   if (before.files.empty() || now.files.empty()) return {};
   std::vector<SettingChange> changes = changed_settings(before.strategy_text, now.strategy_text);

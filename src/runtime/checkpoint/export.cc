@@ -23,7 +23,7 @@ constexpr int64_t kCopyBlock = int64_t{1} << 24;  // elements that are held at a
 
 Error input_error(std::string text) { return Error{ExitCode::kInput, {}, std::move(text), {}}; }
 
-// A tensor to write, and the name under which the reader has it.
+// Describes a tensor to write, and the name under which the reader has it.
 struct Exported {
   std::string name, source;
   TensorType type;

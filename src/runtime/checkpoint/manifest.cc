@@ -255,7 +255,7 @@ std::map<std::string, std::string> settings_of(const std::string& strategy) {
   const yaml::Entry* const train = root ? root->find("train") : nullptr;
   if (train != nullptr && train->value.is(yaml::Node::Kind::kMap))
     flatten(train->value, "", settings);
-  // What else changes what is learned.
+  // These sections change what is learned, too.
   for (const char* key : {"loss", "weight_versions"})
     if (const yaml::Entry* const entry = root ? root->find(key) : nullptr)
       settings[key] = print_value(entry->value);

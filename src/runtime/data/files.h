@@ -25,7 +25,7 @@ class DataFile {
   Status check() const;
 
  private:
-  // Nothing if the file was replaced: the job has the old one.
+  // Returns what the file is now; nothing if it was replaced, as the job still reads the old one.
   std::optional<struct stat> look_again() const;
   bool is_written_to(const struct stat& now) const;
 

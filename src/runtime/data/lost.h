@@ -20,8 +20,8 @@ class MappedRead {
  private:
   const char* before_;
 };
-// Watches for losses when files are opened: from here on the signal is caught, and nothing is lost
-// yet.
+// Catches the signal of lost pages from here on, and forgets earlier losses. Called when files are
+// opened.
 void watch_for_losses();
 // Fails (kStorage) when anything has vanished since: no rank may take zeros for data.
 Status check_losses();

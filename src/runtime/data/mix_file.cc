@@ -62,7 +62,7 @@ Result<std::vector<std::string>> read_files(const Node& node, std::string_view w
 
 // ---- Weights ------------------------------------------------------------------------------------
 
-// A decimal number as it is written: 0.25 is 25 of a hundred.
+// Holds a decimal number as it is written: 0.25 has the digits 25 and 2 places.
 struct Decimal {
   int64_t digits = 0;
   int places = 0;
@@ -90,7 +90,7 @@ Result<Decimal> read_weight(const Node& node) {
   return decimal;
 }
 
-// Whole numbers in the same ratios, as small as they can be.
+// Returns the smallest whole numbers in the same ratios.
 Result<std::vector<int64_t>> make_whole(const SourceSpan& at, const std::vector<Decimal>& weights) {
   int places = 0;
   for (const Decimal& weight : weights) places = std::max(places, weight.places);

@@ -12,13 +12,13 @@ bool is_integer(const InputNeed& need) {
   return need.type.dtype == DType::kI64 || need.type.dtype == DType::kI32;
 }
 
-// Samples of one input, or batches of several.
+// Describes a file with samples of one input, or with batches of several.
 struct ArraySource {
   std::string name;  // as the job was told
   DataFile file;
   std::string input;  // of samples
 };
-// What the texts of a job name.
+// Holds what the texts of a job name.
 struct Sources {
   std::vector<ArraySource> arrays;
   std::vector<std::string> token_names, mixtures;

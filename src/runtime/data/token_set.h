@@ -7,7 +7,7 @@
 
 namespace piper {
 
-// Files as a job names them: a file, a folder or a pattern, and what is said of raw tokens.
+// Describes token files as a job names them: by file, folder or pattern, and the form of raw ones.
 struct TokenFiles {
   std::string pattern;
   std::optional<TokenType> type;

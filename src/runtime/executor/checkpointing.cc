@@ -312,7 +312,7 @@ Status Checkpointing::gather_files() {
   return ok_status();
 }
 
-// On rank 0's own thread: all files are written, and are to be found under one name.
+// Gives the checkpoint its name, as all files are there. Runs on rank 0's own thread.
 Status Checkpointing::commit() {
   Storage& storage = *options_.storage;
   const std::string built = built_folder(step_);

@@ -57,9 +57,9 @@ class Checkpointing {
   Words word() const;
   // Goes on with what is under way, given what all ranks said after this step (Word bits).
   Status advance(Words words);
-  // Whether a checkpoint is to be written after so many steps.
+  // Returns whether a checkpoint is to be written after so many steps.
   bool is_due(int64_t done, Words words) const;
-  // Whether rank 0's clock asks for one.
+  // Returns whether rank 0's clock asks for one.
   bool asks() const;
   // Copies all states; first waits until the checkpoint before this one is written.
   // `skipped`: steps, so far.
@@ -70,7 +70,7 @@ class Checkpointing {
   void go_back(int64_t done, int64_t left_out);
   // Waits until all is written.
   Status drain();
-  // Whether the job is to end because a checkpoint could not be written.
+  // Returns whether the job is to end because a checkpoint could not be written.
   bool has_failed() const { return has_failed_; }
   // Returns how many seconds a checkpoint may take that begins now: as long as the longest so far.
   double likely_s() const;

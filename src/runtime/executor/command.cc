@@ -331,8 +331,8 @@ std::unique_ptr<DataWatch> watch_data(const Loaded& loaded, Voice& voice, std::a
   });
 }
 
-// Where steps overlap nobody hears processes other than that of rank 0 between two steps: then lost
-// data are this rank's failure.
+// Makes lost data a failure of this rank where steps overlap: between two steps others hear only
+// rank 0.
 void fail_where_not_heard(const Loaded& loaded, const std::atomic<bool>& lost, JobOptions& job) {
   if (!loaded.is_process() || loaded.rank == 0) return;
   job.before_step = [&lost, before = job.before_step](int64_t rank, int64_t step,

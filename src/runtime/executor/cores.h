@@ -21,9 +21,9 @@ struct Cores {
 // Where the plans' streams have something to overlap (`can_overlap`), a rank has a helper if it is
 // asked for, or if a core is left: one that --threads leaves, or one of at least four.
 Cores cores_of(const JobOptions& options, bool can_overlap, int64_t place, int64_t ranks_here);
-// Of a rank that is this process. It shares the cores with as many as the launcher says that it has
-// started on this host, if they are not bound to cores of their own; with all ranks where it does
-// not say, and nothing is pinned then, for they may be elsewhere.
+// Returns the cores of a rank that is this process. Unless it is bound to some, it shares them with
+// the ranks that the launcher says it has started on this host. If the launcher says nothing, it
+// shares them with all ranks and pins nothing, as others may be elsewhere.
 Cores cores_of_process(const JobOptions& options, bool can_overlap, int64_t rank, int64_t world);
 bool can_overlap(const PlanSet& set);
 

@@ -40,7 +40,7 @@ std::vector<std::pair<std::string, std::vector<std::string>>> sets_of(
   return sets;
 }
 
-// A sum of products, of which batches without weight, as where all labels are ignored, are no part.
+// Adds up losses times weights, without batches of no weight, as where all labels are ignored.
 struct Mean {
   double sum = 0, weight = 0;
   void add(const Evaluated& batch) {

@@ -63,7 +63,7 @@ Status refresh_mirrors(State& state) {
 }
 
 Status allocate(Executor::State& state) {
-  // The memory that the plan states is all that there will be.
+  // The device gives no more memory than the plan states.
   if (state.backend.keeps_within(state.plan->target))
     PIPER_TRY(state.backend.reserve(state.plan->peak_bytes()));
   PIPER_ASSIGN(state.arena, state.backend.allocate(state.role->arena_bytes));

@@ -114,7 +114,7 @@ Result<std::vector<std::string>> find_candidates(const std::string& from, Storag
   return unpack(shared);
 }
 
-// `newer`: to be filled with those that are newer than the one that is taken.
+// Opens the newest checkpoint that is whole. `newer`: gets those that are newer than it.
 Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, Control* control,
                                                     const StartChoice& choice,
                                                     std::vector<std::string>& newer) {
@@ -134,7 +134,7 @@ Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, C
       PIPER_ASSIGN(good, verify_together(*control, folder, reader));
     } else {
       Result<CheckpointReader> opened = open_verified(storage, folder, 0, 1);
-      // A checkpoint that another version wrote is not damaged.
+      // The error of a checkpoint that another version wrote ends the search: it is not damaged.
       if (!opened && opened.error().code == ExitCode::kInput) return std::move(opened).error();
       if (!opened) warn_user(print_error(opened.error()));
       if ((good = opened.ok())) reader = *std::move(opened);

@@ -82,7 +82,7 @@ Status Helper::run_line(size_t line) {
     if (at.after > 0 && !wait_for_other(line, at.after)) return ok_status();
     if (at.after > 0) before = now_us();
     const Op& op = section_->ops[static_cast<size_t>(at.op)];
-    // The thread that others may be waiting for says what the rank is doing.
+    // Other ranks may wait for this thread, so it is the one that says what the rank does.
     if (line == kHelps) state_.activity.store(op.label, std::memory_order_release);
     recorded.note(op.label, step_, before);
     const NvtxScope range = range_of(state_, *section_, static_cast<size_t>(at.op));

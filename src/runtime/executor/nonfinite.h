@@ -6,7 +6,7 @@
 
 namespace piper {
 
-// Judges each step, on all ranks alike.
+// Decides what becomes of a step whose numbers are not finite, on all ranks alike.
 class NonFinite {
  public:
   // `can_keep`: steps do not overlap, so that there is a state without the step. `is_late`: the

@@ -261,7 +261,7 @@ std::vector<std::vector<std::string>> works_of(const Maker& make) {
   return works;
 }
 
-// Programs that no body runs have no times.
+// Adds an entry for each program. Those that no body runs have no times.
 void list_programs(const Maker& make, Profile& profile) {
   const std::vector<std::vector<std::string>> works = works_of(make);
   for (size_t p = 0; p < make.digests.size(); ++p) {

@@ -48,7 +48,7 @@ class Progress {
 std::string print_evaluation(const EvaluationMetrics& metrics);
 std::string print_slow(
     const SlowRank& one);  // "rank 3 takes 1.4 x the others in F: 31.2 ms a step"
-// Ranks wait `data_ms` for data in a step; the job goes on for `left` seconds, if that is known.
+// Returns a line on the step. `data_ms`: what ranks wait for data; `left`: seconds until the end.
 std::string print_progress(const StepMetrics& metrics, int64_t steps, double data_ms,
                            std::optional<double> left);
 

@@ -103,7 +103,7 @@ Status agree(RankRun& run, Words own, Heard& heard) {
   return run.checkpoints != nullptr ? run.checkpoints->advance(words) : ok_status();
 }
 
-// The same where steps overlap: only rank 0 is heard, and some steps later. After a step that no
+// Does the same where steps overlap: ranks hear only rank 0, some steps later. After a step that no
 // other overlaps with (`last`), all meet.
 Status agree_late(RankRun& run, Heard& heard, bool last) {
   Words words = run.control.rank() == 0 ? word_of(run, heard.stop) : 0;
@@ -387,7 +387,7 @@ Status Steps::end_until(int64_t step, bool last) {
   return ok_status();
 }
 
-// Rank 0's clock counts: whether another step and a checkpoint would end after the limit.
+// Returns whether another step and a checkpoint would end after the limit, by rank 0's clock.
 bool Steps::is_out_of_time() const {
   if (run_.options.time_limit_s <= 0 || run_.control.rank() != 0) return false;
   const double written = run_.checkpoints != nullptr ? run_.checkpoints->likely_s() : 0;
@@ -478,8 +478,8 @@ Status Steps::run_steps() {
   return ok_status();
 }
 
-// A checkpoint that could not be written, data that are lost and, before other plans, a signal
-// count on all ranks, also where they came after the last step.
+// Tells all ranks what happened after the last step: that a checkpoint could not be written, that
+// data are lost and, before other plans, that a signal came.
 Status Steps::hear_last() {
   if (run_.checkpoints == nullptr && !goes_on()) return ok_status();
   const bool was_interrupted = run_.result.interrupted;

@@ -51,7 +51,7 @@ class Recorder {
     std::array<double, kSpentKinds> spent_us_ = {};
   };
 
-  // `folder`: where files go; "": nowhere. Made by the rank's own thread.
+  // Requires the rank's own thread. `folder`: where files go; "": nowhere.
   Recorder(int64_t rank, Seat& seat, const std::string& folder);
   ~Recorder();
   Recorder(const Recorder&) = delete;

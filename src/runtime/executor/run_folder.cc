@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::chrono::seconds kBetweenValues{5};
 
-// Names and units as dashboards of other trainers have them.
+// Returns values under the names and in the units that dashboards of other trainers use.
 std::vector<std::pair<std::string, double>> scalars_of(const StepMetrics& metrics) {
   std::vector<std::pair<std::string, double>> scalars;
   const auto add = [&](const char* name, const std::optional<double>& value) {
@@ -130,7 +130,7 @@ Status replace_file(const std::string& path, const std::string& text) {
 
 }  // namespace
 
-// A text file of Prometheus, for its node exporter to collect.
+// Writes a text file of Prometheus, for its node exporter to collect.
 Status RunFolder::write_values() {
   written_ = std::chrono::steady_clock::now();
   std::string text;

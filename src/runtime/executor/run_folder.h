@@ -23,7 +23,7 @@ class RunFolder {
   Status close();
 
  private:
-  // A further file of events, which replaces what others say of steps after `first_step`.
+  // Opens a further file of events, which replaces what others say of steps after `first_step`.
   Status begin_events(std::optional<int64_t> first_step);
   Status write_values();
 

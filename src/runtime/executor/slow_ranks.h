@@ -19,8 +19,8 @@ struct SpentSums {
   double error(size_t kind) const;
 };
 
-// Judges what all ranks have counted over some steps. What others wait for is no part of it: a rank
-// is slow in its own computations, or in reading its data.
+// Finds slow ranks by what all have counted over some steps: the time of their computations and of
+// reading their data. The time in which they wait for others does not count.
 class SlowJudge {
  public:
   // Returns the ranks that take significantly longer than the others of their role, or than they

@@ -28,7 +28,7 @@ std::string who() {
   return fmt::format("process {} of {}", (*launch)->rank, (*launch)->world);
 }
 
-// MPI waits without end for a rank that ends or stops before MPI knows it.
+// Says that others are missing. MPI waits without end for a rank that ends before MPI knows it.
 std::string alone_text(double seconds, const char* where) {
   return print_error(
       fail("{} waited {:.3g} s for the others in {}: one of them ended or stopped before", who(),

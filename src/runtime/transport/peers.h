@@ -22,8 +22,8 @@ class Peers {
   int64_t world() const { return world_; }
   double timeout() const { return timeout_; }
   void set_timeout(double seconds) { timeout_ = seconds; }
-  // Called when all ranks have come: from here on waits spin longer where nobody else wants the
-  // core.
+  // Lets waits spin longer from here on where nobody else wants the core. Called when all ranks are
+  // there.
   void note_all_have_come();
   // Returns whether an error has ended the job.
   bool has_ended() const { return ended_; }

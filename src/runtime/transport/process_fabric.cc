@@ -53,8 +53,8 @@ Result<int32_t> ProcessFabric::add_recv(int64_t peer, int32_t communicator, int3
 Result<int32_t> ProcessFabric::add_group(std::span<const int64_t> ranks, int32_t communicator,
                                          int32_t) {
   PIPER_TRY(check_group(rank(), world(), ranks));
-  // Plans that a job switches to may have other groups on a communicator. Between two ranks
-  // messages are in order, so none of the plans before is taken for one of these.
+  // Plans that a job switches to may have other groups on a communicator. Messages of two ranks
+  // arrive in order, so none of the plans before is taken for one of the new plans.
   for (size_t i = 0; i < groups_.size(); ++i)
     if (groups_[i].communicator == communicator && std::ranges::equal(ranks, groups_[i].ranks))
       return static_cast<int32_t>(i);

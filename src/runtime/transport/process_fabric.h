@@ -45,7 +45,7 @@ struct Group {
   uint64_t hash = 0, segments = 0;
 };
 
-// Sums of ranks that share the memory of a host.
+// Adds up what ranks have that share the memory of a host.
 class SharedSums {
  public:
   explicit SharedSums(HostMemory& memory) : memory_(memory) {}
@@ -72,8 +72,8 @@ class SharedSums {
 // Lists the rows that pass between this rank and each member in a dispatch or a combine.
 class PassingRows {
  public:
-  // `by_owner`: rows of the own part, which pass between it and their owners; else rows of all
-  // parts that the rank owns.
+  // Lists the rows that travel. `by_owner`: rows of the own part, between it and their owners; else
+  // rows of all parts that the rank owns.
   void list(const Rows& rows, int64_t own, bool by_owner);
   int64_t bytes(int64_t member) const {
     const auto m = static_cast<size_t>(member);

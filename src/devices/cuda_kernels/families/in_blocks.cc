@@ -8,7 +8,7 @@
 namespace piper::cuda_kernels {
 namespace {
 
-// A block of threads for each block of numbers. `to`: of the numbers' tensor.
+// Emits a kernel with a block of threads for each block of numbers.
 void emit_blocks(const Use& use, const TensorType& numbers, const char* what, Emitter& emit) {
   const int64_t block = use.attrs.integer("block");
   const BlockPlaces places(block, numbers.shape, use.attrs.integers("piece"),

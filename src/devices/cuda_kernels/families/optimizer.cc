@@ -80,7 +80,7 @@ std::string adafactor_rule(const Use& use) {
   return fmt::format("1.0, {}, true", real(use, "weight_decay"));
 }
 
-// An optimizer's op, its states, the type of its text, and the value of that.
+// Describes an optimizer's op: its states, the type of its text, and the value of that.
 struct UpdateRule {
   std::string_view op;
   size_t states;
