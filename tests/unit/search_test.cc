@@ -507,5 +507,25 @@ TEST_F(SearchTest, TheResultIsAStrategy) {
   EXPECT_NE(text.find("a few times as many devices like these were not enough"), text.npos) << text;
 }
 
+// What would fit is found where nothing does: states that two devices share take less of each.
+TEST_F(SearchTest, TheFewestDevicesThatFitAreNamed) {
+  SearchOptions options = this->options(1, fmt::format("{},microbatches=1", kFew));
+  const double one = found(options).tried.front().peak_bytes;
+  ASSERT_GT(one, 0);
+  options.memory = one * 0.8;
+  const Found none = found(options);
+  ASSERT_FALSE(none.tried.front().fits());
+  const auto more = fit_on_more(options, none.tried.front());
+  ASSERT_TRUE(more) << print_error(more.error());
+  ASSERT_TRUE(*more);
+  EXPECT_TRUE((*more)->fits());
+  EXPECT_EQ((*more)->choice.ranks(), 2);
+  // The cluster's file need not have as many.
+  options.cluster.nodes.front().devices = 1;
+  const auto enlarged = fit_on_more(options, none.tried.front());
+  ASSERT_TRUE(enlarged && *enlarged);
+  EXPECT_EQ((*enlarged)->choice, (*more)->choice);
+}
+
 }  // namespace
 }  // namespace piper
