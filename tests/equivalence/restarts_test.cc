@@ -110,7 +110,7 @@ TEST_F(Restarts, ChangedDataAreNamedByFile) {
 // Commands that write to a file when the job has done a step, as `metrics` tells.
 std::string write_later(const std::string& metrics, const std::string& file) {
   return fmt::format(
-      "(for i in $(seq 1000); do grep -qs loss {} && break; sleep 0.02; done; printf xxxx | "
+      "(for i in $(seq 5000); do grep -qs loss {} && break; sleep 0.02; done; printf xxxx | "
       "dd of={} bs=1 seek=700 conv=notrunc) >/dev/null 2>&1 & ",
       metrics, file);
 }

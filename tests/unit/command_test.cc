@@ -116,7 +116,7 @@ class OverTcp : public Command {
                           path("m"), path("a"))),
         folder_.string());
     return run_shell(
-        fmt::format("cd {}; ({}) 2>&1 & J=$!; for i in $(seq 1000); do grep -qs "
+        fmt::format("cd {}; ({}) 2>&1 & J=$!; for i in $(seq 5000); do grep -qs "
                     "'\"step\":20,' m && break; sleep 0.02; done; {}; wait $J",
                     folder_.string(), job, act));
   }
@@ -205,7 +205,8 @@ TEST_F(OverTcp, ARankThatFailsTellsAllWhy) {
 
 // Before all have come, and while plans are compared.
 TEST_F(OverTcp, ARankThatEndsDuringTheStartIsNamed) {
-  const std::string at = torch_variables(3, free_port());
+  const int port = free_port();
+  const std::string at = torch_variables(3, port);
   PlanSet set = replicas(3);
   Status written = write_plan_set(set, nullptr, nullptr, path("three"), {});
   ASSERT_TRUE(written.ok()) << written.error().message;
@@ -216,12 +217,14 @@ TEST_F(OverTcp, ARankThatEndsDuringTheStartIsNamed) {
   written = write_safetensors(path("three.safetensors"), batch);
   ASSERT_TRUE(written.ok()) << written.error().message;
   const std::string three =
-      fmt::format("{0}/bin/piper-run {1} --data {1}.safetensors --threads 1 --start-timeout 20",
+      fmt::format("{0}/bin/piper-run {1} --data {1}.safetensors --threads 1 --start-timeout 60",
                   PIPER_BINARY_DIR, path("three"));
+  // Rank 1 is killed when it has come to rank 0: a connection is established, 01, to the port.
   const auto [code, output] = run_shell(fmt::format(
-      "cd {}; (RANK=0; env {} {} & Z=$!; RANK=1; env {} {} & O=$!; sleep 1; kill -9 $O; wait $Z) "
-      "2>&1",
-      folder_.string(), at, three, at, three));
+      "cd {}; (RANK=0; env {} {} & Z=$!; RANK=1; env {} {} & O=$!; for i in $(seq 1000); do cat "
+      "/proc/net/tcp /proc/net/tcp6 | grep -q ':{:04X} 01 ' && break; sleep 0.02; done; sleep 1; "
+      "kill -9 $O; wait $Z) 2>&1",
+      folder_.string(), at, three, at, three, port));
   EXPECT_EQ(code, 10) << output;
   EXPECT_NE(output.find("error: rank 1 (127.0.0.1:"), std::string::npos) << output;
   EXPECT_NE(output.find("was lost before all had come to 127.0.0.1:"), std::string::npos) << output;
@@ -394,7 +397,7 @@ TEST_F(Command, DataThatAreCutEndTheRunWithWhatWasTrained) {
     std::filesystem::remove(path("m"));
     std::filesystem::remove(path("a"));
     auto [code, output] = run_shell(fmt::format(
-        "(for i in $(seq 1000); do grep -qs loss {0}/m && break; sleep 0.02; done; "
+        "(for i in $(seq 5000); do grep -qs loss {0}/m && break; sleep 0.02; done; "
         "truncate -s 0 {0}/data.safetensors) >/dev/null & "
         "{1}/bin/piper-run {0}/plans --data {0}/data.safetensors --steps 100000000 --threads 1 "
         "--metrics {0}/m --save {0}/a --helper-thread {2} --log-every 1000000000 2>&1; exit $?",
@@ -433,7 +436,7 @@ TEST_F(OverTcp, DataThatAreCutEndTheRunWithWhatWasTrained) {
 TEST_F(Command, DataThatIsOverwrittenIsNoticed) {
   if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
   auto [code, output] = run_shell(fmt::format(
-      "(for i in $(seq 1000); do grep -qs loss {0}/m && break; sleep 0.02; done; "
+      "(for i in $(seq 5000); do grep -qs loss {0}/m && break; sleep 0.02; done; "
       "printf x | dd of={0}/data.safetensors bs=1 seek=400 conv=notrunc) >/dev/null 2>&1 & "
       "{1}/bin/piper-run {0}/plans --data {0}/data.safetensors --steps 1000000 --threads 1 "
       "--metrics {0}/m --save {0}/a --log-every 1000000000 2>&1; exit $?",
@@ -448,7 +451,7 @@ TEST_F(Command, DataThatIsOverwrittenIsNoticed) {
 
 // Waits until the run has done a step: a line of its own stands before those of steps.
 bool runs(const std::string& metrics) {
-  for (int i = 0; i < 500; ++i) {
+  for (int i = 0; i < 5000; ++i) {
     std::ifstream in(metrics);
     for (std::string line; std::getline(in, line);)
       if (line.find("\"loss\"") != std::string::npos) return true;
@@ -552,7 +555,7 @@ class Saving : public Command {
     const std::string told =
         fmt::format("sh -c 'echo $$ > {}/pid; exec {}'", folder_.string(), run);
     return run_shell(fmt::format(
-        "cd {}; mkfifo pipe; (for i in $(seq 1000); do grep -qs '\"step\":2' m && break; "
+        "cd {}; mkfifo pipe; (for i in $(seq 5000); do grep -qs '\"step\":2' m && break; "
         "sleep 0.02; done; sleep 0.3; PID=$(cat pid); {}) >/dev/null 2>&1 & "
         "{}mpirun -n 1 {} : -n 1 {} 2>&1; exit $?",
         folder_.string(), act, kMpi, rank == 0 ? told : run, rank == 0 ? run : told));
