@@ -251,6 +251,26 @@ TEST_P(Replicas, TrainAsOneDeviceDoes) {
 INSTANTIATE_TEST_SUITE_P(Ways, Replicas, ::testing::ValuesIn(kWays),
                          [](const auto& info) { return std::string(info.param.name); });
 
+// Gradients of penalties and of norms repeat a number along a dim of which a rank has one element.
+TEST(Columns, AreOneOfEachRank) {
+  const Folder folder;
+  const auto json = reference();
+  for (const char* model : {"no_penalty", "penalty", "weight_norm"})
+    for (const int dim : {0, 1}) {
+      const std::string batches = write_batches(folder, batches_of(json, model));
+      const auto one = compile_way(folder, model, kOne);
+      const auto cut =
+          compile_way(folder, model,
+                      fmt::format("include: [numerics/f64.yaml]\nmesh: {{a: 4}}\ndirectives:\n"
+                                  "  - shard: {{match: fc/weight, dim: {}, over: a}}\n",
+                                  dim));
+      ASSERT_TRUE(one && cut) << model << (cut ? "" : print_error(cut.error()));
+      const auto want = train_on(one->set, batches, 2), got = train_on(cut->set, batches, 2);
+      ASSERT_TRUE(want && got) << model;
+      EXPECT_LE(largest_difference(*got, *want), 1e-11) << model << dim;
+    }
+}
+
 // The least number of each type is behind the end of the classes.
 TEST(UnevenClasses, TrainInNarrowTypesToo) {
   const Folder folder;

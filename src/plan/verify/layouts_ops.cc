@@ -80,6 +80,15 @@ OpLayouts::Made OpLayouts::keep_whole(std::string_view op, const Attrs& attrs,
                                       std::span<const LaidOut> inputs,
                                       std::span<const TensorType> outputs) {
   std::vector<Lies> made(outputs.size(), {Lies::kWhole});
+  if (op == "Expand") {  // also along dims of which this rank has but one element
+    if (!use_of(op, attrs, inputs, outputs)) return made;
+    const Shape &from = inputs[0].type.shape, &to = outputs[0].shape;
+    const size_t more = to.size() - from.size();
+    for (size_t d = 0; d < to.size() && d < 32; ++d)
+      if (d < more || from[d - more] == 1 || (inputs[0].lies.dims >> (d - more) & 1) != 0)
+        made[0].dims |= uint32_t{1} << d;
+    return made;
+  }
   const bool may_repeat = std::all_of(inputs.begin(), inputs.end(), [&](const LaidOut& one) {
     return !outputs.empty() && num_elements(one.type.shape) < num_elements(outputs[0].shape);
   });
