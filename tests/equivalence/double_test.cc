@@ -2,7 +2,7 @@
 // the reference is stored. What f32 adds to that is rounding alone.
 #include <nlohmann/json.hpp>
 
-#include "equivalence/jobs.h"
+#include "equivalence/entries.h"
 
 namespace piper::double_test {
 namespace {
@@ -77,6 +77,23 @@ TEST_P(Double, EqualsTheReferenceToItsStorage) {
       EXPECT_LE(error.parameter, bound.parameter) << name << " pp=" << shape.pp;
     }
   }
+}
+
+// Squares of gradients are f64, too, and round wherever they are added up: over both levels of
+// replicas they are added as one device adds them, run by run.
+TEST(DoubleNorm, AddsSquaresOfTwoLevelsAsOneDeviceDoes) {
+  NEED_MODEL("mlp");
+  const Entries of{"levels", "dp: 2, out: 4",
+                   "  - precision: {compute: f64}\n"
+                   "  - replicate: {over: dp, shard: [optimizer, gradients]}\n"
+                   "  - replicate: {over: out, shard: [optimizer]}\n",
+                   1};
+  const auto compiled = compile_text(
+      "mlp", text_of(of, 1), "optimizer: {adamw: {lr: 1e-2}}, clip_norm: 0.5", {.oracles = true});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto result = train_beside_single(*compiled, "mlp", 5);
+  EXPECT_TRUE(result) << print_error(result.error());
+  EXPECT_TRUE(result && result->bitwise);
 }
 
 // What f32 hides is seen: a learning rate that is one part in 400,000 off.

@@ -95,12 +95,13 @@ int64_t runs_of(const Dag& dag, const Sum& sum, size_t rounds) {
   return runs;
 }
 
-// Returns the mesh axes that cut a value, whose ranks run one program.
+// Returns the mesh axes that cut a value, whose ranks run one program, ascending.
 std::vector<int32_t> cut_over(const Dag& dag, const Value& value) {
   std::vector<int32_t> axes;
   for (const AxisLayout& lies : value.over)
     if (lies.layout.kind == LayoutKind::kSharded && !dag.mesh[static_cast<size_t>(lies.axis)].twins)
       axes.push_back(lies.axis);
+  std::ranges::sort(axes);
   return axes;
 }
 
@@ -130,7 +131,8 @@ ValueId element(Builder& build, ValueId vector, size_t at) {
                     {"steps", std::vector<int64_t>{1}}});
 }
 
-// Squares of what is over the same axes are summed over these together; what no axis cuts stays.
+// Squares of what is over the same axes are summed over these together: where the axes cut in their
+// order in the mesh, run by run as one device does it. What no axis cuts stays.
 // Those of the places of a stage are summed with the numbers of all cells.
 void sum_over_axes(Builder& build, const Dag& dag, const std::vector<ValueId>& sources,
                    std::vector<ValueId>& squares) {
@@ -143,7 +145,9 @@ void sum_over_axes(Builder& build, const Dag& dag, const std::vector<ValueId>& s
     std::vector<ValueId> parts;
     for (size_t i : members) parts.push_back(build.reshape(squares[i], {1}));
     ValueId all = build.op1("Concat", parts, {{"axis", int64_t{0}}});
-    for (int32_t axis : over) all = build.op1("AllReduce", {all}, {{"over", int64_t{axis}}});
+    Attrs along{{"over", int64_t{over[0]}}};
+    if (over.size() > 1) along.set("then", std::vector<int64_t>(over.begin() + 1, over.end()));
+    all = build.op1("AllReduce", {all}, std::move(along));
     for (size_t k = 0; k < members.size(); ++k) squares[members[k]] = element(build, all, k);
   }
 }

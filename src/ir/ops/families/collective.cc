@@ -1,6 +1,7 @@
 // What the ranks along one mesh axis make together, each of its own operand: how a value changes
 // its layout over that axis. Sharding inserts them after autodiff; no backend has them.
-//   AllReduce{over}(x): the sum over the ranks; AllReduceMax{over}(x): the largest.
+//   AllReduce{over, then?}(x): the sum over the ranks, also those along the axes `then`, which
+//     count faster; AllReduceMax{over}(x): the largest.
 //   AllGather{over, ranks, dim, outer}(x): blocks of `dim` put together.
 //   ReduceScatter{over, ranks, dim, outer}(x): its own block of the sum.
 //   OwnBlock{over, ranks, dim, outer}(x): its own block of what all ranks have alike.
