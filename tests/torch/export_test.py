@@ -551,6 +551,35 @@ class Odd(nn.Module):
         losses = losses + F.l1_loss(h[~(x > 0)], x[~(x > 0)]) + off.square().mean() - off.mean().square() / 2 + (h[mask] / depth[mask]).tanh().sum() + (h.square() * depth)[mask].sqrt().sum()
         return losses + back.sin().mean() + (h[mask].sigmoid() + 1).log().sum() + F.log_softmax(h[rows], -1).mean()
 
+    def rows(self, h, x):
+        """What becomes of rows that a mask chooses, of which others have labels that are none."""
+        rows = x[:, 0] > -0.5
+        labels = torch.where(rows, 2, -100)
+        few, wanted = h[rows], labels[rows]
+        logs = few.log_softmax(-1).gather(1, wanted.unsqueeze(1)).squeeze(1).mean() + F.embedding(wanted, self.fc.weight).square().mean()
+        logs = logs + F.normalize(few, dim=-1).sum(0).sin().sum() + F.cosine_similarity(few, x[rows]).mean() + (F.one_hot(wanted, 4) * few).sum() / few.numel()
+        logs = logs + torch.cat([few, x[rows]], -1).remainder(0.7).mean(0).square().sum() + h[rows, 1:3].square().mean() + few[:, 1].exp().mean() + few[..., -1].amax()
+        logs = logs + (few @ self.fc.weight).norm() + few.std() + few.var() + few.min() + h.amax() + h.masked_select(x > 0).square().mean() + few.norm(dim=-1).mean() + F.rms_norm(few, (4,)).sin().mean()
+        return logs + F.kl_div(few.log_softmax(-1), x[rows].softmax(-1), reduction="batchmean") + F.binary_cross_entropy_with_logits(
+            few, x[rows].sigmoid(), pos_weight=torch.arange(1.0, 5.0))
+
+    def dropped(self, h, x):
+        return F.dropout(h[x > 0], 0.3).square().mean()
+
+    def mixed(self, h, x):
+        return torch.cat([h[x > 0], x.flatten()]).square().mean()
+
+    def diagonals(self, h, x):
+        squares = (h.unsqueeze(-1) * x.unsqueeze(1)).clone()
+        squares.diagonal(dim1=-2, dim2=-1).mul_(2)
+        alike = h @ x.T
+        alike.fill_diagonal_(-9.0)
+        wide = torch.diagonal_scatter(squares, h[:, :3], 1, 1, 2).tanh().mean() + torch.diagonal_scatter(squares[:, :3], h[:, :2], -1, 1, 2).sin().mean()
+        return wide + F.cross_entropy(alike, torch.arange(x.shape[0]).roll(1)) + squares[:, 0].softmax(-1).square().mean()
+
+    def clamped(self, h, x):
+        return h.clamp(x.min(), x.max()).square().mean()
+
     def picked(self, h, x):
         return h[x > 0].sort()[0].square().mean()
 
@@ -724,7 +753,8 @@ def assert_equivalents_are_those_of_torch():
              ("combinations", torch.combinations, (x[0, 0], 2, True), {}), ("linalg_det", torch.linalg.det, (squares,), {}), ("logdet", torch.logdet, (squares,), {}),
              ("linalg_slogdet", torch.linalg.slogdet, (squares,), {}), ("cholesky_solve", torch.cholesky_solve, (x, torch.linalg.cholesky(positive)), {}),
              ("adaptive_max_pool1d", F.adaptive_max_pool1d, (x, 5), {}), ("adaptive_max_pool2d", F.adaptive_max_pool2d, (x, (3, None)), {}),
-             ("adaptive_max_pool3d", F.adaptive_max_pool3d, (x[None], (2, 3, 5)), {}), ("erfinv", torch.erfinv, (torch.linspace(-1, 1, 41).double()[1:-1],), {}),
+             *(("adaptive_avg_pool3d", F.adaptive_avg_pool3d, (x[None], size), {}) for size in (1, (2, 3, 5), (None, 4, 1))),
+             ("fill_diagonal_", lambda value, *by: value.clone().fill_diagonal_(*by), (x[0], 0.3), {}), ("adaptive_max_pool3d", F.adaptive_max_pool3d, (x[None], (2, 3, 5)), {}), ("erfinv", torch.erfinv, (torch.linspace(-1, 1, 41).double()[1:-1],), {}),
              ("hypot", torch.hypot, (x, x.flip(0)), {}), ("fft_fftshift", torch.fft.fftshift, (x,), {}), ("fft_ifftshift", torch.fft.ifftshift, (x, (1, -1)), {}),
              ("frexp", torch.frexp, (torch.tensor([0.0, 1, 2, 0.5, -8, 0.3, 1e-30, 1e30]).double(),), {}), ("roll", torch.roll, (x, 5), {}),
              ("roll", torch.roll, (x, (1, -2), (0, 2)), {}), ("gaussian_nll_loss", F.gaussian_nll_loss, (x, x.flip(0), x.square()), dict(full=True)),
@@ -745,7 +775,7 @@ def assert_equivalents_are_those_of_torch():
         results = []
         for function in own, EQUIVALENTS[name]:
             taken = args[0].clone().requires_grad_()
-            out = function(taken, *args[1:], **options)
+            out = function(taken.clone(), *args[1:], **options)
             out = [out] if isinstance(out, torch.Tensor) else [*out]
             weighted = [(one * torch.arange(one.numel()).view(one.shape)).nansum() for one in out if one.requires_grad]
             results.append([*out, *torch.autograd.grad(sum(weighted), taken)])
@@ -867,7 +897,7 @@ def main():
         cases.append((said(HostDrawn("unread"), (batches[0],), path), ["draws random numbers of Python's random, which change nothing here", "is one of PyTorch: loss"]))
         off = ["is one of PyTorch, with its dropout off: loss"]
         parts = [(nn.LSTM(4, 4, proj_size=2), ["refused: 'part' is a LSTM with proj_size=2", "not supported"]),
-                 (nn.LSTM(4, 4, 2, dropout=0.4), off), (nn.Dropout(1.0), off), (nn.LazyLinear(4), ["refused: 'part' is a LazyLinear whose 'weight' has no shape yet"]),
+                 (nn.LSTM(4, 4, 2, dropout=0.4), off), (nn.Dropout(1.0), off), (nn.TransformerEncoderLayer(4, 2, 8, 0.3, batch_first=True), off), (nn.LazyLinear(4), ["refused: 'part' is a LazyLinear whose 'weight' has no shape yet"]),
                  (torch.jit.script(nn.Linear(4, 4)), ["refused: 'part' is a RecursiveScriptModule, made by torch.jit.script", "not supported"])]
         for part, words in parts:
             odd = Odd("through", part)
@@ -883,7 +913,8 @@ def main():
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
-                   rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], picked=["refused: ", "not supported", "choose by torch.where"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
+                   rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, diagonals=["is one of PyTorch: loss"],
+                   mixed=["refused: piperc does not take the file", "how many elements x[mask] has depends on values"], picked=["refused: ", "not supported", "choose by torch.where"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
                    keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],
                    raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])
         for kind, words in few.items():
@@ -892,6 +923,8 @@ def main():
                 cases.append((said(odd, (batches[0],), path), words))
             assert kind not in ("counted", "multiplied") or "the batch stays" not in cases[-1][0], cases[-1][0]
             assert kind not in ("kept", "beside", "flagged") or differences_after(odd, batches, path) == []
+        with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds: input * 2):
+            cases.append((said(Odd("clamped"), (batches[0],), path), ["refused: ", "another model"]))
         cases.append((said(Odd("tiny"), (batches[0],), path, batch=None), ["is one of PyTorch: loss"]))
         cases.append((said(Odd("bytes"), (torch.randint(0, 256, (4, 4), dtype=torch.uint8),), path), ["is one of PyTorch: loss"]))
         assert_products_count()

@@ -13,7 +13,7 @@ from .arguments import find_loss, output_names
 from .errors import Differs, NotExported, first_line
 from .kept import copy_of
 from .programs import evaluate_in_piper, loss_of_file, train_in_piper
-from .watching import Watch, experts_in_batches, quietly
+from .watching import Quiet, Watch, experts_in_batches, quietly
 
 # Between a tensor of Piper's step and of PyTorch's, of the largest number in it. Files hold their constants in float32.
 BOUND = {torch.float64: 1e-4, torch.float32: 2e-3}
@@ -121,7 +121,7 @@ class Step:
                 value.mul_(nudge)
         kept = lambda: dict((*module.named_buffers(), *((name, value) for name, value in module.named_parameters() if not value.requires_grad)))  # noqa: E731
         before = {name: value.clone() for name, value in kept().items()}
-        with quietly(), torch.enable_grad(), Watch(quiet=True), experts_in_batches(module), by_definition():
+        with quietly(), torch.enable_grad(), Quiet(), experts_in_batches(module), by_definition():
             loss = pytree.tree_leaves(module(*args, **kwargs))[job.loss]
             loss.backward()
         self.dtype, self.loss = dtype, loss.item()

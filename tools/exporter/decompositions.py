@@ -211,6 +211,32 @@ OF_PARTS = {
 }
 
 
+def write_diagonals(program):
+    """What is written into a diagonal is chosen there: torch.onnx has views for it, which a graph of values has not."""
+    aten = torch.ops.aten
+    for node in [node for node in program.graph.nodes if node.target is aten.diagonal_scatter.default]:
+        given = {"offset": 0, "dim1": 0, "dim2": 1, **dict(zip(("input", "src", "offset", "dim1", "dim2"), node.args)), **node.kwargs}
+        value, source, offset = given["input"], given["src"], given["offset"]
+        shape = value.meta["val"].shape
+        first, second = (given[name] % len(shape) for name in ("dim1", "dim2"))
+        before = max(-offset, 0)  # rows above the diagonal
+        square = shape[first] is shape[second] or shape[first] == shape[second]
+        behind = max(offset, 0) if square else shape[first] - source.meta["val"].shape[-1] - before
+        order = [dim for dim in range(len(shape)) if dim not in (first, second)] + [first, second]
+        with program.graph.inserting_before(node):
+            call = Parts(program.graph)
+            rows, columns = (call(aten.arange.default, call(aten.sym_size.int, value, dim)) for dim in (first, second))
+            chosen = call(aten.eq.Tensor, call(aten.unsqueeze.default, call(aten.add.Tensor, rows, offset), 1), columns)
+            if before or behind:
+                source = call(aten.constant_pad_nd.default, source, [before, behind])
+            whole = call(aten.where.self, chosen, call(aten.unsqueeze.default, source, -1), call(aten.permute.default, value, order))
+            made = call(aten.permute.default, whole, [order.index(dim) for dim in range(len(shape))])
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        program.graph.erase_node(node)
+    program.graph_module.recompile()
+
+
 def drop_assertions(program):
     """What is asserted of values, and what is computed for that alone."""
     asserted = {"aten._assert_scalar", "aten._assert_async", "aten._assert_tensor_metadata", "aten.sym_constrain_range", "aten.sym_constrain_range_for_size"}

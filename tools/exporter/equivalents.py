@@ -9,6 +9,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .errors import NotExported
 from .linear_algebra import BY_ELIMINATION
+from .selection import harmless, noted
 
 
 def attention_of_four_dims(attention, bound):
@@ -282,6 +283,26 @@ def adaptive_max_pool(count):
     return apply
 
 
+def adaptive_avg_pool3d(input, output_size):
+    """Along one dim after the other: a mean of means over windows of one size is the mean of all."""
+    wanted = [output_size] * 3 if isinstance(output_size, int) else output_size
+    for dim, count in zip((-3, -2, -1), wanted):
+        size = input.shape[dim]
+        count = size if count is None else count
+        place = torch.arange(size)
+        first, last = torch.arange(count) * size // count, -(-(torch.arange(count) + 1) * size // count)
+        within = ((place[:, None] >= first) & (place[:, None] < last)).to(input.dtype)
+        input = (input.movedim(dim, -1) @ (within / (last - first))).movedim(-1, dim)
+    return input
+
+
+def fill_diagonal(input, value, wrap=False):
+    if input.dim() != 2 or wrap:
+        return input.fill_diagonal_(value, wrap)
+    rows, columns = (torch.arange(size, device=input.device) for size in input.shape)
+    return input.masked_fill_(rows[:, None] == columns, value)
+
+
 def dense(indices, values, size=None, **options):
     """A sparse tensor as one that has its zeros: sums and products of both are the same."""
     if size is None:
@@ -433,16 +454,23 @@ def set_items(input, places, value):
 
 
 def masked_select(input, mask):
-    """The same, which knows of what it was selected: how much that is depends on values."""
-    out = torch.masked_select(input, mask)
-    out.selected = input, mask
-    return out
+    """The elements, as those of input[mask] are had."""
+    values, wide = torch.broadcast_tensors(input, mask)
+    rows = wide.flatten()
+    return noted(harmless(values.flatten(), rows), mask if mask.shape == wide.shape else wide, rows)
+
+
+def extreme(name):
+    """Of all, too, of which torch.onnx asks for the dims."""
+    own = getattr(torch, name)
+    return lambda input, dim=(), keepdim=False: own(input, [*range(input.dim())] if dim in ((), [], None) else dim, keepdim)
 
 
 def apart(joined, lengths):
     """Targets of ctc_loss that are joined to one dim, as rows: those that a mask selects of rows, at the front of these."""
-    if hasattr(joined, "selected") and joined.selected[0].dim() == 2:
-        rows, mask = torch.broadcast_tensors(*joined.selected)
+    if hasattr(joined, "chosen") and joined.chosen[0].dim() == 2:
+        mask = joined.chosen[0]
+        rows = joined.view(mask.shape)
         order = torch.where(mask, 0, mask.shape[1]) + torch.arange(mask.shape[1])
         return rows.gather(1, order.sort(dim=1).indices)
     if free_unbacked_symbols(joined.shape[0]):
@@ -484,12 +512,12 @@ def of_softmax(log_probs, lengths):
 # Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it does.
 EQUIVALENTS = BY_ELIMINATION | {
     "__and__": bits_and, "__lshift__": shifted_left, "__or__": bits_or, "__rlshift__": lambda input, other: shifted_left(other, input),
-    "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "as_strided": as_strided,
-    **{f"adaptive_max_pool{count}d": adaptive_max_pool(count) for count in (1, 2, 3)}, "bitwise_and": bits_and, "bitwise_left_shift": shifted_left,
+    "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "amax": extreme("amax"), "amin": extreme("amin"), "as_strided": as_strided,
+    **{f"adaptive_max_pool{count}d": adaptive_max_pool(count) for count in (1, 2, 3)}, "adaptive_avg_pool3d": adaptive_avg_pool3d, "bitwise_and": bits_and, "bitwise_left_shift": shifted_left,
     "bitwise_or": bits_or, "bitwise_right_shift": shifted_right, "blackman_window": window(0.42, 0.5, 0.08), "cat": joined, "cdist": distances, "clamp": clamp, "clip": clamp,
     "coalesce": as_it_is, "combinations": combinations, "concat": joined, "concatenate": joined, "copysign": copy_sign, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
     "cummin": cumulated_extreme("cummin"), "cumprod": cumulated_product, "digamma": digamma, "einsum": einsum, "erfinv": inverse_of_erf,
-    "fft_fftshift": fft_shift(0), "fft_ifftshift": fft_shift(1), "frexp": mantissa_and_exponent, "gaussian_nll_loss": gaussian_nll_loss, "hamming_window": window(0.54, 0.46),
+    "fill_diagonal_": fill_diagonal, "fft_fftshift": fft_shift(0), "fft_ifftshift": fft_shift(1), "frexp": mantissa_and_exponent, "gaussian_nll_loss": gaussian_nll_loss, "hamming_window": window(0.54, 0.46),
     "hann_window": window(0.5, 0.5), "hypot": hypotenuse, "index_reduce": index_reduce, "isin": is_in, "kthvalue": kth_value, "lgamma": log_gamma, "masked_scatter": masked_scatter,
     "masked_select": masked_select, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within, "roll": roll,
     "scatter_reduce": scatter_reduce, "scatter_reduce_": in_place(scatter_reduce), "searchsorted": search_sorted, "signbit": sign_bit, "sparse_coo_tensor": dense,

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_of_batch
-from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies
+from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies, write_diagonals
 from .errors import NotExported, depends_on_values, first_line, makes_a_constant, place_of_error, place_of_node
 from .kept import Kept
 from .packed import packed_whole
@@ -242,6 +242,7 @@ class Export:
             program = program.run_decompositions({})
             drop_assertions(program)
             complex_by_parts(program)
+            write_diagonals(program)
             if copies:
                 view_by_copies(program)
             told, self.changed = self.keep_changed_buffers(program)

@@ -4,17 +4,24 @@ import torch
 
 from .errors import NotExported
 
-POINTWISE = {"abs", "add", "clamp", "clip", "detach", "div", "double", "eq", "exp", "float", "ge", "gelu", "gt", "le", "leaky_relu", "log", "log1p", "logsigmoid",
-             "lt", "maximum", "minimum", "mul", "ne", "neg", "pow", "reciprocal", "relu", "rsqrt", "rsub", "sigmoid", "silu", "softplus", "sqrt", "square", "sub",
-             "tanh", "to", "true_divide", "type_as", "where"}
+POINTWISE = {"abs", "add", "bfloat16", "ceil", "celu", "clamp", "clip", "clone", "contiguous", "cos", "detach", "div", "double", "elu", "eq", "erf", "exp", "expm1", "float",
+             "floor", "fmod", "ge", "gelu", "gt", "half", "hardsigmoid", "hardswish", "hardtanh", "int", "le", "leaky_relu", "log", "log10", "log1p", "log2", "logit",
+             "logsigmoid", "long", "lt", "maximum", "minimum", "mish", "mul", "ne", "neg", "pow", "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "rsub", "selu",
+             "sigmoid", "sign", "silu", "sin", "softplus", "softsign", "sqrt", "square", "sub", "tanh", "to", "true_divide", "type_as", "where"}
 POINTWISE |= {f"__{name}__" for name in ("abs", "add", "div", "eq", "ge", "gt", "le", "lt", "mul", "ne", "neg", "pow", "radd", "rdiv", "rmul", "rpow", "rsub",
                                          "rtruediv", "sub", "truediv")}
 # Those that make no finite number, or no finite slope, of some that are.
-STEEP = {name + end for name in ("div", "exp", "log", "log1p", "pow", "reciprocal", "rsqrt", "sqrt", "true_divide") for end in ("", "_")}
+STEEP = {name + end for name in ("div", "exp", "expm1", "log", "log10", "log1p", "log2", "logit", "norm", "normalize", "pow", "reciprocal", "rsqrt", "sqrt", "std", "true_divide")
+         for end in ("", "_")}
 STEEP |= {f"__{name}__" for name in ("div", "itruediv", "pow", "rdiv", "rpow", "rtruediv", "truediv")}
-OF_ROWS = {"amax", "layer_norm", "linear", "log_softmax", "logsumexp", "mean", "softmax", "sum"}  # of the last dim
+# Those of the last dim, with the place of their argument that says so.
+OF_LAST = {"amax": 1, "amin": 1, "argmax": 1, "argmin": 1, "cosine_similarity": 2, "glu": 1, "log_softmax": 1, "logsumexp": 1, "mean": 1, "norm": 2, "normalize": 2, "prod": 1,
+           "softmax": 1, "softmin": 1, "std": 1, "sum": 1, "var": 1}
+OF_ROWS = {"layer_norm", "linear", "rms_norm"}
+OF_PLACES = {"embedding", "one_hot"}
 OF_LABELS = {"cross_entropy", "nll_loss"}
-LOSSES = {"binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "l1_loss", "mse_loss", "smooth_l1_loss"}
+LOSSES = {"binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "kl_div", "l1_loss", "mse_loss", "smooth_l1_loss"}
+REDUCTIONS = {"amax", "amin", "max", "mean", "min", "norm", "std", "sum", "var"}
 
 
 COMPARES = {"eq", "ge", "gt", "isfinite", "isinf", "isnan", "le", "logical_and", "logical_not", "logical_or", "lt", "ne"}
@@ -46,11 +53,20 @@ def same(one, other):
 
 
 def choose(input, places):
-    """input[places]; of a mask over the first dims all of their elements, [all, …], with the mask, [all]."""
-    is_mask = isinstance(places, torch.Tensor) and places.dtype is torch.bool and 0 < places.dim() and places.shape == input.shape[: places.dim()]
-    if not is_mask:
+    """input[places]; of a mask over the first dims all of their elements, [all, …], with the mask, [all]. Others may follow: input[mask, :4]."""
+    if isinstance(places, tuple) and places and is_mask_of(places[0], input) and all(is_plain(place) for place in places[1:]):
+        places, input = places[0], input[(*[slice(None)] * places[0].dim(), *places[1:])]
+    if not is_mask_of(places, input):
         return input[places]
     return noted(harmless(input.flatten(0, places.dim() - 1), places.flatten()), places, places.flatten())
+
+
+def is_mask_of(places, input):
+    return isinstance(places, torch.Tensor) and places.dtype is torch.bool and 0 < places.dim() and places.shape == input.shape[: places.dim()]
+
+
+def is_plain(place):
+    return place is None or place is Ellipsis or isinstance(place, (int, slice)) and not isinstance(place, bool)
 
 
 def harmless(whole, rows):
@@ -73,9 +89,14 @@ def is_chosen(value):
     return isinstance(value, torch.Tensor) and hasattr(value, "chosen")
 
 
+def leaves_of(args, kwargs):
+    """Arguments, and what lists of tensors hold."""
+    return [leaf for value in (*args, *kwargs.values()) for leaf in (value if isinstance(value, (list, tuple)) else [value])]
+
+
 def of_chosen(func, name, args, kwargs):
     """What a function makes of arguments of which some are chosen."""
-    flat = [*args, *kwargs.values()]
+    flat = leaves_of(args, kwargs)
     mask, rows = next(value.chosen for value in flat if is_chosen(value))
     together = all(same(value.chosen[0], mask) for value in flat if is_chosen(value))
     whole = max((value for value in flat if is_chosen(value)), key=torch.Tensor.dim)
@@ -90,29 +111,73 @@ def of_chosen(func, name, args, kwargs):
             first.copy_(harmless(first, rows))
         mild = lambda value: noted(harmless(value, rows), mask, rows) if is_chosen(value) and not (in_place and value is first) else value  # noqa: E731
         args, kwargs = [mild(value) for value in args], {key: mild(value) for key, value in kwargs.items()}
+        first = args[0]
     if together and (name in POINTWISE or in_place and name[:-1] in POINTWISE) and all(value.dim() < whole.dim() for value in others):
         return noted(func(*args, **kwargs), mask, rows)
-    if together and name in OF_ROWS and is_chosen(first) and first.dim() > 1 and (name in ("layer_norm", "linear") or last_dim(args, kwargs) in (-1, first.dim() - 1)):
+    if together and is_chosen(first) and (keeps_rows(name, first, args, kwargs) or name == "gather" and is_chosen(args[2]) and args[1] % first.dim()):
+        if name in OF_PLACES or name == "gather":
+            args = [torch.where(widened(rows, value), value, 0) if is_chosen(value) and not value.is_floating_point() else value for value in args]
         return noted(func(*args, **kwargs), mask, rows)
-    if name in ("mean", "sum") and is_chosen(first) and len(args) == 1 and not kwargs:
-        return reduced(first, rows, name)
+    if together and name in ("cat", "concat", "concatenate", "stack") and not others:
+        dim = last_dim(args, kwargs, 1, 0)
+        if dim % (whole.dim() + (name == "stack")):
+            return noted(func([value.clone() for value in first], dim), mask, rows)
+    if name in REDUCTIONS and is_chosen(first) and not others and first.is_floating_point():
+        given = [*args[1:], *(value for value in kwargs.values() if value not in (None, False, "fro"))]
+        if not given or given == [0] and name in ("mean", "sum") and given[0] is not False:
+            return reduced(first, rows, name, *given)
+    if name == "numel":
+        return widened(rows, first).expand_as(first).sum()
     weighs = name in OF_LABELS and len(others) == 1 and kwargs.get("weight") is others[0]
+    weighs = weighs or name in LOSSES and all(value.dim() < whole.dim() for value in others) and is_chosen(first) and is_chosen(args[1] if len(args) > 1 else None)
     if together and name in OF_LABELS | LOSSES and (weighs or not others) and len(args) <= 2:
         return loss(func, name, args, kwargs, mask, rows)
     if in_place:
         raise NotExported(f"{name}() on elements that a mask chooses is not supported: compute it without changing them in place, or by torch.where")
-    really = lambda value: value[value.chosen[1]] if is_chosen(value) else value  # noqa: E731
+    really = lambda value: value[value.chosen[1]] if is_chosen(value) else [*map(really, value)] if isinstance(value, list) else value  # noqa: E731
     return func(*map(really, args), **{key: really(value) for key, value in kwargs.items()})
 
 
-def last_dim(args, kwargs):
-    return kwargs.get("dim", args[1] if len(args) > 1 else None)
+def last_dim(args, kwargs, at, otherwise=None):
+    return kwargs.get("dim", args[at] if len(args) > at else otherwise)
 
 
-def reduced(whole, rows, reduction):
+def keeps_rows(name, whole, args, kwargs):
+    """Whether what it makes of a row is a row, whatever the others are."""
+    count = whole.dim()
+    if name in OF_PLACES:
+        return True
+    if name in OF_LAST and count > 1:
+        dim = last_dim(args, kwargs, OF_LAST[name], {"normalize": 1, "cosine_similarity": 1, "glu": -1}.get(name))
+        return dim in (-1, count - 1, [-1], (-1,)) and not isinstance(dim, bool)
+    if name in ("matmul", "__matmul__"):
+        return count > 1 and not is_chosen(args[1]) and args[1].dim() <= 2
+    if name == "unsqueeze":
+        return last_dim(args, kwargs, 1) not in (0, -count - 1)
+    if name == "squeeze":
+        return count > 1 and last_dim(args, kwargs, 1) in (-1, *range(1, count))
+    if name == "flatten":
+        return count > 1 and (kwargs.get("start_dim") == 1 or args[1:] in ((1,), [1]))
+    if name == "__getitem__":
+        places = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return places[0] == slice(None) if len(places) > 1 and is_plain(places[0]) and places[0] is not Ellipsis and all(map(is_plain, places)) else (
+            places[0] is Ellipsis and len(places) == 2 and count > 1 and is_plain(places[1]))
+    return name in OF_ROWS and count > 1
+
+
+def reduced(whole, rows, reduction, *dim):
     wide = widened(rows, whole).expand_as(whole)
-    total = torch.where(wide, whole, torch.zeros_like(whole)).sum()
-    return total if reduction == "sum" else total / wide.sum()
+    if reduction in ("amax", "amin", "max", "min"):
+        return getattr(torch.where(wide, whole, -torch.inf if reduction.endswith("max") else torch.inf), reduction[-3:])()
+    total = torch.where(wide, whole, torch.zeros_like(whole))
+    if reduction == "norm":
+        return total.norm()
+    if reduction in ("std", "var"):
+        off = torch.where(wide, whole - total.sum() / wide.sum(), torch.zeros_like(whole))
+        spread = off.square().sum() / (wide.sum() - 1)
+        return spread if reduction == "var" else spread.sqrt()
+    total = total.sum(*dim)
+    return total if reduction == "sum" else total / wide.sum(*dim)
 
 
 def loss(func, name, args, kwargs, mask, rows):
@@ -125,4 +190,6 @@ def loss(func, name, args, kwargs, mask, rows):
             return noted(out, mask, rows) if bound.get("reduction") == "none" else out
     reduction = kwargs.get("reduction", "mean")
     each = func(*args, **kwargs | {"reduction": "none"})
+    if reduction == "batchmean":
+        return reduced(each, rows, "sum") / rows.sum()
     return noted(each, mask, rows) if reduction == "none" else reduced(each, rows, reduction)

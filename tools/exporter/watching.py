@@ -19,16 +19,67 @@ from torch.utils import _pytree as pytree
 
 from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm
 from .packed import is_packed, of_packed
-from .selection import COMPARES, choose, is_chosen, of_chosen, version_of, with_recipe
+from .selection import COMPARES, choose, is_chosen, leaves_of, noted, of_chosen, version_of, with_recipe
 
 
-class Watch(TorchFunctionMode):
+DROPOUT = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"}
+RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+
+
+def without_dropout(name, args, kwargs):
+    """The arguments with which a function drops nothing; None of one that drops nothing with these."""
+    if name == "scaled_dot_product_attention":
+        bound = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
+        return ((), bound | {"dropout_p": 0.0}) if bound.get("dropout_p", 0) else None
+    if name in RECURRENT:
+        at = 5 if isinstance(args[3], bool) else 6  # of packed sequences
+        return ((*args[:at], 0.0, *args[at + 1:]), kwargs) if args[at] and args[at + 1] else None
+    if name.rstrip("_") in DROPOUT:
+        bound = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
+        of_alpha = name.startswith(("alpha", "feature_alpha"))
+        if bound.get("training", bound.get("train", not of_alpha)) and bound.get("p", 0.5) > 0:
+            rest = {name: value for name, value in bound.items() if name not in ("input", "p", "training", "train")}
+            return ((bound["input"], float(bound.get("p", 0.5) == 1), True), rest)
+    return None
+
+
+class Through(TorchFunctionMode):
+    """Sees what functions of torch.nn.functional call, too, unless it knows the function itself: a mode is out of force while it handles one."""
+
+    MODULES = {"torch.nn.functional", "torch.functional"}
+    ASKS = "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"
+
+    def within(self, func, args, kwargs):
+        names = getattr(func, "__globals__", {}) if getattr(func, "__module__", "") in self.MODULES else {}
+        own = {name: names[name] for name in self.ASKS if name in names}
+        if not own:
+            return func(*args, **kwargs)
+
+        def first(*_):  # the function asks whether it is to be handled by others before all else
+            names.update(own)
+            return False
+
+        names.update(dict.fromkeys(own, first))
+        try:
+            with self:
+                return func(*args, **kwargs)
+        finally:
+            names.update(own)
+
+
+class Quiet(Through):
+    """Drops nothing."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        without = without_dropout(getattr(func, "__name__", ""), args, kwargs or {})
+        return func(*without[0], **without[1]) if without else self.within(func, args, kwargs or {})
+
+
+class Watch(Through):
     """Notes what draws random numbers, and hooks on gradients; with `quiet`, dropout passes everything on."""
 
-    DROPOUT = {name for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout")}
     DRAWS = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "normal", "normal_", "uniform_",
              "multinomial", "randperm", "exponential_", "poisson", "gumbel_softmax"}
-    RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 
     def __init__(self, quiet=False):
         super().__init__()
@@ -42,36 +93,28 @@ class Watch(TorchFunctionMode):
             found = of_packed(name, args)
             if found is not None:
                 return found
-        if any(is_chosen(value) for value in (*args, *kwargs.values())):
-            return of_chosen(func, name, args, kwargs)
+        drops = name.rstrip("_") in DROPOUT
+        if any(map(is_chosen, leaves_of(args, kwargs))) and name != "ctc_loss":  # which knows of what its targets are joined
+            if not drops:
+                return of_chosen(func, name, args, kwargs)
+            return noted(self.__torch_function__(func, types, (args[0].view_as(args[0]), *args[1:]), kwargs), *args[0].chosen)
         if name == "__getitem__":
             return choose(*args)
         if name in COMPARES and not kwargs:
             return with_recipe(EQUIVALENTS.get(name, func)(*args), name, args)
-        if name.rstrip("_") in self.DROPOUT:
-            bound = dict(zip(("input", "p", "training", "inplace"), args)) | kwargs
-            of_alpha = name.startswith(("alpha", "feature_alpha"))
-            if bound.get("training", bound.get("train", not of_alpha)) and bound.get("p", 0.5) > 0:
-                self.dropout = True
-                p = bound.get("p", 0.5)
-                if self.quiet:
-                    return bound["input"] if p < 1 else torch.zeros_like(bound["input"])
-                if name.rstrip("_") != "dropout" or p == 1:
-                    out = dropout_of_ones(name.rstrip("_"), bound["input"], p)
-                    return bound["input"].copy_(out) if bound.get("inplace") or name.endswith("_") else out
-        elif name == "scaled_dot_product_attention":
-            bound = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
-            if bound.get("dropout_p", 0):
-                self.dropout = True
-                if self.quiet:
-                    bound["dropout_p"] = 0.0
-            return attention_of_four_dims(func, bound)
-        elif name in self.RECURRENT:
-            at = 5 if isinstance(args[3], bool) else 6  # of packed sequences
-            if args[at] and args[at + 1]:
-                self.dropout = True
-                if self.quiet:
-                    args = (*args[:at], 0.0, *args[at + 1:])
+        without = without_dropout(name, args, kwargs)
+        self.dropout |= without is not None
+        if without and self.quiet:
+            args, kwargs = without
+        if name == "scaled_dot_product_attention":
+            return attention_of_four_dims(func, dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs)
+        if drops and without:
+            input, p = without[0][:2]
+            if self.quiet:
+                return torch.zeros_like(input) if p else input
+            if name.rstrip("_") != "dropout" or p:
+                out = dropout_of_ones(name.rstrip("_"), input, args[1] if len(args) > 1 else kwargs.get("p", 0.5))
+                return input.copy_(out) if without[1].get("inplace") or name.endswith("_") else out
         elif func is torch.nn.functional.instance_norm:
             return instance_norm(*args, **kwargs)
         elif getattr(func, "__self__", None) is torch.Tensor.data:  # of which the tracer makes a constant
@@ -92,7 +135,9 @@ class Watch(TorchFunctionMode):
         elif func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
             file, line, _ = place_of(name)
             self.gradients.add(f"{file}:{line}")
-        return func(*args, **kwargs)
+        if drops or name in self.DRAWS:
+            return func(*args, **kwargs)
+        return self.within(func, args, kwargs)
 
 
 class Asked(TorchFunctionMode):
@@ -128,7 +173,7 @@ class Asked(TorchFunctionMode):
             answer = told.pop(0) if told else None
             return func(*args, **kwargs) if answer is None else answer
         out = func(*args, **kwargs)
-        drawn = name in Watch.DRAWS or name.rstrip("_") in Watch.DROPOUT
+        drawn = name in Watch.DRAWS or name.rstrip("_") in DROPOUT
         memories = [memory_of(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         depends = {None} if drawn else set()
         depends = depends.union(*(self.open[memory][1] for memory in memories if memory in self.open))
