@@ -239,7 +239,10 @@ class Momentum(nn.Module):
     def forward(self, x):
         with torch.no_grad():
             for own, followed in zip(self.teacher.parameters(), self.pupil.parameters()):
-                own.mul_(0.9).add_(followed, alpha=0.1)
+                if own.dim() > 1:
+                    own.mul_(0.9).add_(followed, alpha=0.1)
+                else:
+                    own.data = own.data * 0.9 + followed.data * 0.1
             if self.clamp:
                 self.pupil.weight.clamp_(-0.1, 0.1)
         return F.mse_loss(self.pupil(x), self.teacher(x.flip(-1)))
@@ -577,6 +580,18 @@ class Odd(nn.Module):
         wide = torch.diagonal_scatter(squares, h[:, :3], 1, 1, 2).tanh().mean() + torch.diagonal_scatter(squares[:, :3], h[:, :2], -1, 1, 2).sin().mean()
         return wide + F.cross_entropy(alike, torch.arange(x.shape[0]).roll(1)) + squares[:, 0].softmax(-1).square().mean()
 
+    def modulated(self, h, x):
+        """A kernel for each sample, as a convolution of as many groups."""
+        kernels, images = (h.unsqueeze(1) * self.fc.weight.unsqueeze(0)).reshape(-1, 1, 2, 2), x.reshape(1, -1, 2, 2)
+        up = F.conv_transpose2d(images, kernels[::4].repeat(1, 3, 1, 1), stride=2, padding=1, output_padding=1, groups=x.shape[0])
+        return F.conv2d(images, kernels, padding=1, stride=(2, 1), groups=x.shape[0]).square().mean() + F.conv2d(images, kernels, padding="same", groups=x.shape[0]).sin().mean() + up.tanh().mean()
+
+    def counted_labels(self, h, x):
+        return (torch.bincount(x.argmax(-1), minlength=4) * h).mean() + (torch.bincount(x.argmax(-1), x[:, 0], 5)).square().sum() * h.mean()
+
+    def clusters(self, h, x):
+        return self.part(h, x.argmax(-1) * 2).loss + self.part(h, x.argmin(-1) + 3).output.exp().mean()
+
     def clamped(self, h, x):
         return h.clamp(x.min(), x.max()).square().mean()
 
@@ -750,7 +765,8 @@ def assert_equivalents_are_those_of_torch():
     uneven = positive + 1e-3 * torch.randn(4, 4).double()  # of which one triangle is read
     numbers = torch.cat([torch.linspace(-5.3, 12.1, 40), torch.tensor([1.0, 2.0, 100.0, 1e5])]).double()
     cases = [("lgamma", torch.lgamma, (numbers,), {}), ("digamma", torch.digamma, (numbers,), {}), ("combinations", torch.combinations, (x[0, 0], 3), {}),
-             ("combinations", torch.combinations, (x[0, 0], 2, True), {}), ("linalg_det", torch.linalg.det, (squares,), {}), ("logdet", torch.logdet, (squares,), {}),
+             ("combinations", torch.combinations, (x[0, 0], 2, True), {}), ("linalg_det", torch.linalg.det, (squares,), {}), ("linalg_householder_product", torch.linalg.householder_product, (x.mT, torch.rand(3, 4).double()), {}),
+             ("linalg_inv", torch.linalg.inv, (torch.cat([positive, positive[:1] + 1]),), {}), ("logdet", torch.logdet, (squares,), {}),
              ("linalg_slogdet", torch.linalg.slogdet, (squares,), {}), ("cholesky_solve", torch.cholesky_solve, (x, torch.linalg.cholesky(positive)), {}),
              ("adaptive_max_pool1d", F.adaptive_max_pool1d, (x, 5), {}), ("adaptive_max_pool2d", F.adaptive_max_pool2d, (x, (3, None)), {}),
              *(("adaptive_avg_pool3d", F.adaptive_avg_pool3d, (x[None], size), {}) for size in (1, (2, 3, 5), (None, 4, 1))),
@@ -913,12 +929,13 @@ def main():
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
-                   rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, diagonals=["is one of PyTorch: loss"],
+                   rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
+                   counted_labels=["bincount returns `minlength` counts", "is one of PyTorch: loss"], diagonals=["is one of PyTorch: loss"],
                    mixed=["refused: piperc does not take the file", "how many elements x[mask] has depends on values"], picked=["refused: ", "not supported", "choose by torch.where"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
                    keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],
                    raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])
         for kind, words in few.items():
-            odd = Odd(kind)
+            odd = Odd(kind, nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2, 5], div_value=1.0) if kind == "clusters" else None)
             with plans_of_products() if kind == "multiplied" else nullcontext():
                 cases.append((said(odd, (batches[0],), path), words))
             assert kind not in ("counted", "multiplied") or "the batch stays" not in cases[-1][0], cases[-1][0]

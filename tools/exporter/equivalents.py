@@ -1,4 +1,5 @@
 """Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it writes."""
+import contextlib
 import functools
 import itertools
 import math
@@ -283,6 +284,24 @@ def adaptive_max_pool(count):
     return apply
 
 
+@contextlib.contextmanager
+def adaptive_softmax_whole():
+    """AdaptiveLogSoftmaxWithLoss picks of all labels' probabilities: which clusters a batch has depends on its labels."""
+    kind = torch.nn.AdaptiveLogSoftmaxWithLoss
+    own = kind.forward
+
+    def forward(self, input_, target_):
+        whole = self.log_prob(input_ if target_.dim() else input_.unsqueeze(0))
+        picked = whole.gather(1, target_.reshape(-1, 1)).reshape(target_.shape)
+        return torch.nn.modules.adaptive._ASMoutput(picked, (-picked).mean())
+
+    kind.forward = forward
+    try:
+        yield
+    finally:
+        kind.forward = own
+
+
 def adaptive_avg_pool3d(input, output_size):
     """Along one dim after the other: a mean of means over windows of one size is the mean of all."""
     wanted = [output_size] * 3 if isinstance(output_size, int) else output_size
@@ -301,6 +320,53 @@ def fill_diagonal(input, value, wrap=False):
         return input.fill_diagonal_(value, wrap)
     rows, columns = (torch.arange(size, device=input.device) for size in input.shape)
     return input.masked_fill_(rows[:, None] == columns, value)
+
+
+def bin_count(input, weights=None, minlength=0):
+    """As many as are asked for, whatever the largest number is."""
+    if not minlength:
+        return torch.bincount(input, weights)
+    found = input.unsqueeze(-1) == torch.arange(minlength, device=input.device)
+    if weights is None:
+        return found.sum(0)
+    weights = weights if weights.dtype is torch.float32 else weights.double()
+    return torch.where(found, weights.unsqueeze(-1), torch.zeros_like(weights).unsqueeze(-1)).sum(0)
+
+
+def pairs_of(value, count=2):
+    return [value] * count if isinstance(value, int) else [*value]
+
+
+def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+    """A group for each sample, [1, batch·channels, …], by products: ONNX has no number of groups that is left open."""
+    if isinstance(groups, int):
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    count, (height, width) = weight.shape[0] // groups, weight.shape[2:]
+    stride, dilation = pairs_of(stride), pairs_of(dilation)
+    if isinstance(padding, str):
+        whole = [each * (size - 1) for each, size in zip(dilation, (height, width))] if padding == "same" else [0, 0]
+        input, padding = F.pad(input, [whole[1] // 2, whole[1] - whole[1] // 2, whole[0] // 2, whole[0] - whole[0] // 2]), 0
+    padding = pairs_of(padding)
+    rows = input.reshape(input.shape[0] * groups, weight.shape[1], *input.shape[2:])
+    sizes = [(size + 2 * pad - step * (kernel - 1) - 1) // by + 1
+             for size, pad, step, kernel, by in zip(input.shape[2:], padding, dilation, (height, width), stride)]
+    found = weight.reshape(groups, count, -1) @ F.unfold(rows, (height, width), dilation, padding, stride).unflatten(0, (input.shape[0], groups))
+    found = found.reshape(input.shape[0], weight.shape[0], *sizes)
+    return found if bias is None else found + bias[:, None, None]
+
+
+def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+    """As conv2d."""
+    if isinstance(groups, int):
+        return F.conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    inner, count, kernel = weight.shape[0] // groups, weight.shape[1], weight.shape[2:]
+    stride, padding, more, dilation = map(pairs_of, (stride, padding, output_padding, dilation))
+    sizes = [(size - 1) * by - 2 * pad + step * (of - 1) + 1 + end
+             for size, by, pad, step, of, end in zip(input.shape[2:], stride, padding, dilation, kernel, more)]
+    rows = input.reshape(input.shape[0], groups, inner, -1)
+    columns = weight.reshape(groups, inner, -1).mT @ rows
+    found = F.fold(columns.flatten(0, 1), sizes, kernel, dilation, padding, stride).reshape(input.shape[0], groups * count, *sizes)
+    return found if bias is None else found + bias[:, None, None]
 
 
 def dense(indices, values, size=None, **options):
@@ -513,9 +579,9 @@ def of_softmax(log_probs, lengths):
 EQUIVALENTS = BY_ELIMINATION | {
     "__and__": bits_and, "__lshift__": shifted_left, "__or__": bits_or, "__rlshift__": lambda input, other: shifted_left(other, input),
     "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "amax": extreme("amax"), "amin": extreme("amin"), "as_strided": as_strided,
-    **{f"adaptive_max_pool{count}d": adaptive_max_pool(count) for count in (1, 2, 3)}, "adaptive_avg_pool3d": adaptive_avg_pool3d, "bitwise_and": bits_and, "bitwise_left_shift": shifted_left,
+    **{f"adaptive_max_pool{count}d": adaptive_max_pool(count) for count in (1, 2, 3)}, "adaptive_avg_pool3d": adaptive_avg_pool3d, "bincount": bin_count, "bitwise_and": bits_and, "bitwise_left_shift": shifted_left,
     "bitwise_or": bits_or, "bitwise_right_shift": shifted_right, "blackman_window": window(0.42, 0.5, 0.08), "cat": joined, "cdist": distances, "clamp": clamp, "clip": clamp,
-    "coalesce": as_it_is, "combinations": combinations, "concat": joined, "concatenate": joined, "copysign": copy_sign, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
+    "coalesce": as_it_is, "combinations": combinations, "concat": joined, "concatenate": joined, "conv2d": conv2d, "conv_transpose2d": conv_transpose2d, "copysign": copy_sign, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
     "cummin": cumulated_extreme("cummin"), "cumprod": cumulated_product, "digamma": digamma, "einsum": einsum, "erfinv": inverse_of_erf,
     "fill_diagonal_": fill_diagonal, "fft_fftshift": fft_shift(0), "fft_ifftshift": fft_shift(1), "frexp": mantissa_and_exponent, "gaussian_nll_loss": gaussian_nll_loss, "hamming_window": window(0.54, 0.46),
     "hann_window": window(0.5, 0.5), "hypot": hypotenuse, "index_reduce": index_reduce, "isin": is_in, "kthvalue": kth_value, "lgamma": log_gamma, "masked_scatter": masked_scatter,

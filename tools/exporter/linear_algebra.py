@@ -36,7 +36,7 @@ def solve(A, B, left=True):
 
 
 def inverse(A):
-    return solve(A, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))
+    return solve(A, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(A.shape))  # of all dims, or it may be taken for vectors
 
 
 def cholesky(A, upper=False):
@@ -137,8 +137,18 @@ def cholesky_solve(B, L, upper=False):
     return solve_triangular(lower.mT, solve_triangular(lower, B, upper=False), upper=True)
 
 
+def householder_product(A, tau):
+    """Of reflections, of each of which A holds what is below the diagonal."""
+    found = torch.eye(*A.shape[-2:], dtype=A.dtype, device=A.device)
+    vectors = A.tril(-1) + found
+    for k in reversed(range(tau.shape[-1])):
+        vector = vectors[..., k : k + 1]
+        found = found - tau[..., k, None, None] * (vector @ (vector.mT @ found))
+    return found
+
+
 BY_ELIMINATION = {
-    "cholesky": cholesky, "cholesky_solve": cholesky_solve, "det": determinant, "inverse": inverse, "linalg_cholesky": cholesky, "linalg_det": determinant,
+    "cholesky": cholesky, "cholesky_solve": cholesky_solve, "det": determinant, "inverse": inverse, "linalg_cholesky": cholesky, "linalg_det": determinant, "linalg_householder_product": householder_product,
     "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_qr": qr, "linalg_slogdet": sign_and_log_determinant, "linalg_solve": solve,
     "linalg_solve_triangular": solve_triangular, "logdet": log_determinant, "matrix_exp": matrix_exp, "slogdet": sign_and_log_determinant,
 }

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_of_batch
 from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies, write_diagonals
+from .equivalents import adaptive_softmax_whole
 from .errors import NotExported, depends_on_values, first_line, makes_a_constant, place_of_error, place_of_node
 from .kept import Kept
 from .packed import packed_whole
@@ -144,7 +145,7 @@ class Export:
                     raise (second if further else error) from None
 
         def traced(most):
-            with Asked(answers=self.answers), parameters_stay(), unvalidated(), packed_whole():
+            with Asked(answers=self.answers), parameters_stay(), unvalidated(), packed_whole(), adaptive_softmax_whole():
                 return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(most), strict=False)
 
         if self.size and not self.fixed:
@@ -338,6 +339,8 @@ class Export:
             lines.append(f"  the batch stays {self.size}: the module does not take another ({self.fixed})")
         if self.watch.pads:
             lines.append("  pad_packed_sequence keeps all steps that were packed, as it does with total_length, also where each sequence of a batch is shorter")
+        if self.watch.counts:
+            lines.append("  bincount returns `minlength` counts, also where a number is larger, which it leaves out")
         if self.most and not self.fixed:
             lines.append(f"  forward takes another way for batches of more than {self.most} samples: the file has the one for fewer")
         if not self.weights:

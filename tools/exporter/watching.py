@@ -83,12 +83,13 @@ class Watch(Through):
 
     def __init__(self, quiet=False):
         super().__init__()
-        self.quiet, self.dropout, self.pads, self.draws, self.hooks, self.gradients = quiet, False, False, set(), set(), set()
+        self.quiet, self.dropout, self.pads, self.counts, self.draws, self.hooks, self.gradients = quiet, False, False, False, set(), set(), set()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         self.pads |= name == "_pad_packed_sequence"
+        self.counts |= name == "bincount"
         if any(is_packed(value) for value in args):
             found = of_packed(name, args)
             if found is not None:
@@ -118,7 +119,11 @@ class Watch(Through):
         elif func is torch.nn.functional.instance_norm:
             return instance_norm(*args, **kwargs)
         elif getattr(func, "__self__", None) is torch.Tensor.data:  # of which the tracer makes a constant
-            return args[0].detach()
+            if name != "__set__":
+                return args[0].detach()
+            with torch.no_grad():
+                args[0].copy_(args[1])
+            return None
         elif name in EQUIVALENTS:
             return EQUIVALENTS[name](*args, **kwargs)
         elif func is torch.where and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.uint8:
