@@ -561,7 +561,12 @@ class Odd(nn.Module):
         few, wanted = h[rows], labels[rows]
         logs = few.log_softmax(-1).gather(1, wanted.unsqueeze(1)).squeeze(1).mean() + F.embedding(wanted, self.fc.weight).square().mean()
         logs = logs + F.normalize(few, dim=-1).sum(0).sin().sum() + F.cosine_similarity(few, x[rows]).mean() + (F.one_hot(wanted, 4) * few).sum() / few.numel()
-        logs = logs + torch.cat([few, x[rows]], -1).remainder(0.7).mean(0).square().sum() + h[rows, 1:3].square().mean() + few[:, 1].exp().mean() + few[..., -1].amax()
+        logs = logs + torch.cat([few, x[rows]], -1).remainder(0.7).mean(0).square().sum() + h[rows, 1:3].square().mean() + few[:, 1].exp().mean() + few[..., -1].amax() + torch.max(few, x[rows]).square().mean()
+        logs = logs + few.mean(0, keepdim=True).square().sum() + few.var(0).sum() + few.std(0).sum() + few.amax(0).sin().sum() + torch.linalg.norm(few, dim=1).mean()
+        put = h.index_put((rows,), self.fc.bias)
+        put[rows, 1:3] = x[0, :2]
+        put[x[:, 1] > 0, 0] = 0.3
+        logs = logs + put.sin().sum()
         logs = logs + (few @ self.fc.weight).norm() + few.std() + few.var() + few.min() + h.amax() + h.masked_select(x > 0).square().mean() + few.norm(dim=-1).mean() + F.rms_norm(few, (4,)).sin().mean()
         return logs + F.kl_div(few.log_softmax(-1), x[rows].softmax(-1), reduction="batchmean") + F.binary_cross_entropy_with_logits(
             few, x[rows].sigmoid(), pos_weight=torch.arange(1.0, 5.0))

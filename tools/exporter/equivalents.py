@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .errors import NotExported
 from .linear_algebra import BY_ELIMINATION
-from .selection import harmless, noted
+from .selection import harmless, is_mask_of, is_plain, noted
 
 
 def attention_of_four_dims(attention, bound):
@@ -510,6 +510,8 @@ def as_strided(input, size, stride, storage_offset=None):
 
 
 def set_items(input, places, value):
+    if isinstance(places, tuple) and places and is_mask_of(places[0], input) and all(map(is_plain, places[1:])):  # input[mask, :4] = value
+        return set_items(input[(*[slice(None)] * places[0].dim(), *places[1:])], places[0], value)
     one = value.dim() == 0 if isinstance(value, torch.Tensor) else isinstance(value, (bool, int, float))
     if one and isinstance(places, torch.Tensor) and places.dtype is torch.bool:
         input.masked_fill_(places.view(places.shape + (1,) * (input.dim() - places.dim())), value)
@@ -517,6 +519,12 @@ def set_items(input, places, value):
         input.copy_(torch.where(places.view(places.shape + (1,) * (input.dim() - places.dim())), value.to(input.dtype), input))
     else:
         input[places] = value
+
+
+def index_put(input, indices, values, accumulate=False):
+    if len(indices) != 1 or not is_mask_of(indices[0], input) or accumulate or values.dim() > input.dim() - indices[0].dim():
+        return torch.index_put(input, indices, values, accumulate)
+    return torch.where(indices[0].view(indices[0].shape + (1,) * (input.dim() - indices[0].dim())), values, input)
 
 
 def masked_select(input, mask):
@@ -584,7 +592,7 @@ EQUIVALENTS = BY_ELIMINATION | {
     "coalesce": as_it_is, "combinations": combinations, "concat": joined, "concatenate": joined, "conv2d": conv2d, "conv_transpose2d": conv_transpose2d, "copysign": copy_sign, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
     "cummin": cumulated_extreme("cummin"), "cumprod": cumulated_product, "digamma": digamma, "einsum": einsum, "erfinv": inverse_of_erf,
     "fill_diagonal_": fill_diagonal, "fft_fftshift": fft_shift(0), "fft_ifftshift": fft_shift(1), "frexp": mantissa_and_exponent, "gaussian_nll_loss": gaussian_nll_loss, "hamming_window": window(0.54, 0.46),
-    "hann_window": window(0.5, 0.5), "hypot": hypotenuse, "index_reduce": index_reduce, "isin": is_in, "kthvalue": kth_value, "lgamma": log_gamma, "masked_scatter": masked_scatter,
+    "hann_window": window(0.5, 0.5), "hypot": hypotenuse, "index_put": index_put, "index_put_": in_place(index_put), "index_reduce": index_reduce, "isin": is_in, "kthvalue": kth_value, "lgamma": log_gamma, "masked_scatter": masked_scatter,
     "masked_select": masked_select, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within, "roll": roll,
     "scatter_reduce": scatter_reduce, "scatter_reduce_": in_place(scatter_reduce), "searchsorted": search_sorted, "signbit": sign_bit, "sparse_coo_tensor": dense,
     "_sparse_mm": torch.matmul, "special_digamma": digamma, "special_erfinv": inverse_of_erf, "special_gammaln": log_gamma,

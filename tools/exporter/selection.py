@@ -11,17 +11,18 @@ POINTWISE = {"abs", "add", "bfloat16", "ceil", "celu", "clamp", "clip", "clone",
 POINTWISE |= {f"__{name}__" for name in ("abs", "add", "div", "eq", "ge", "gt", "le", "lt", "mul", "ne", "neg", "pow", "radd", "rdiv", "rmul", "rpow", "rsub",
                                          "rtruediv", "sub", "truediv")}
 # Those that make no finite number, or no finite slope, of some that are.
-STEEP = {name + end for name in ("div", "exp", "expm1", "log", "log10", "log1p", "log2", "logit", "norm", "normalize", "pow", "reciprocal", "rsqrt", "sqrt", "std", "true_divide")
+STEEP = {name + end for name in ("div", "exp", "expm1", "log", "log10", "log1p", "linalg_norm", "linalg_vector_norm", "log2", "logit", "norm", "normalize", "pow", "reciprocal", "rsqrt", "sqrt", "std", "true_divide")
          for end in ("", "_")}
 STEEP |= {f"__{name}__" for name in ("div", "itruediv", "pow", "rdiv", "rpow", "rtruediv", "truediv")}
 # Those of the last dim, with the place of their argument that says so.
-OF_LAST = {"amax": 1, "amin": 1, "argmax": 1, "argmin": 1, "cosine_similarity": 2, "glu": 1, "log_softmax": 1, "logsumexp": 1, "mean": 1, "norm": 2, "normalize": 2, "prod": 1,
+OF_LAST = {"amax": 1, "amin": 1, "argmax": 1, "argmin": 1, "cosine_similarity": 2, "glu": 1, "linalg_norm": 2, "linalg_vector_norm": 2, "log_softmax": 1, "logsumexp": 1, "mean": 1, "norm": 2, "normalize": 2, "prod": 1,
            "softmax": 1, "softmin": 1, "std": 1, "sum": 1, "var": 1}
 OF_ROWS = {"layer_norm", "linear", "rms_norm"}
 OF_PLACES = {"embedding", "one_hot"}
 OF_LABELS = {"cross_entropy", "nll_loss"}
 LOSSES = {"binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "kl_div", "l1_loss", "mse_loss", "smooth_l1_loss"}
-REDUCTIONS = {"amax", "amin", "max", "mean", "min", "norm", "std", "sum", "var"}
+OVER_ROWS = {"amax", "amin", "mean", "std", "sum", "var"}
+REDUCTIONS = OVER_ROWS | {"max", "min", "norm"}
 
 
 COMPARES = {"eq", "ge", "gt", "isfinite", "isinf", "isnan", "le", "logical_and", "logical_not", "logical_or", "lt", "ne"}
@@ -112,7 +113,8 @@ def of_chosen(func, name, args, kwargs):
         mild = lambda value: noted(harmless(value, rows), mask, rows) if is_chosen(value) and not (in_place and value is first) else value  # noqa: E731
         args, kwargs = [mild(value) for value in args], {key: mild(value) for key, value in kwargs.items()}
         first = args[0]
-    if together and (name in POINTWISE or in_place and name[:-1] in POINTWISE) and all(value.dim() < whole.dim() for value in others):
+    pointwise = name in POINTWISE or in_place and name[:-1] in POINTWISE or name in ("max", "min") and len(args) > 1 and isinstance(args[1], torch.Tensor)
+    if together and pointwise and all(value.dim() < whole.dim() for value in others):
         return noted(func(*args, **kwargs), mask, rows)
     if together and is_chosen(first) and (keeps_rows(name, first, args, kwargs) or name == "gather" and is_chosen(args[2]) and args[1] % first.dim()):
         if name in OF_PLACES or name == "gather":
@@ -122,10 +124,11 @@ def of_chosen(func, name, args, kwargs):
         dim = last_dim(args, kwargs, 1, 0)
         if dim % (whole.dim() + (name == "stack")):
             return noted(func([value.clone() for value in first], dim), mask, rows)
-    if name in REDUCTIONS and is_chosen(first) and not others and first.is_floating_point():
-        given = [*args[1:], *(value for value in kwargs.values() if value not in (None, False, "fro"))]
-        if not given or given == [0] and name in ("mean", "sum") and given[0] is not False:
-            return reduced(first, rows, name, *given)
+    if name in REDUCTIONS and is_chosen(first) and first.is_floating_point() and sum(isinstance(value, torch.Tensor) for value in flat) == 1:
+        dim, keepdim = kwargs.get("dim") if name == "norm" else last_dim(args, kwargs, 1), kwargs.get("keepdim", False)
+        rest = [*args[1 if name == "norm" else 2:], *(value for key, value in kwargs.items() if key not in ("dim", "keepdim") and value not in (None, "fro"))]
+        if not rest and (dim is None and not keepdim or dim == 0 and type(dim) is int and name in OVER_ROWS):
+            return reduced(first, rows, name, dim, keepdim)
     if name == "numel":
         return widened(rows, first).expand_as(first).sum()
     weighs = name in OF_LABELS and len(others) == 1 and kwargs.get("weight") is others[0]
@@ -165,19 +168,21 @@ def keeps_rows(name, whole, args, kwargs):
     return name in OF_ROWS and count > 1
 
 
-def reduced(whole, rows, reduction, *dim):
+def reduced(whole, rows, reduction, dim=None, keepdim=False):
     wide = widened(rows, whole).expand_as(whole)
+    over = [*range(whole.dim())] if dim is None else [dim]
     if reduction in ("amax", "amin", "max", "min"):
-        return getattr(torch.where(wide, whole, -torch.inf if reduction.endswith("max") else torch.inf), reduction[-3:])()
-    total = torch.where(wide, whole, torch.zeros_like(whole))
+        end = reduction[-3:]
+        return getattr(torch.where(wide, whole, -torch.inf if end == "max" else torch.inf), f"a{end}")(over, keepdim)
+    total, count = torch.where(wide, whole, torch.zeros_like(whole)), wide.sum(over, keepdim)
     if reduction == "norm":
         return total.norm()
     if reduction in ("std", "var"):
-        off = torch.where(wide, whole - total.sum() / wide.sum(), torch.zeros_like(whole))
-        spread = off.square().sum() / (wide.sum() - 1)
+        off = torch.where(wide, whole - total.sum(over, True) / wide.sum(over, True), torch.zeros_like(whole))
+        spread = off.square().sum(over, keepdim) / (count - 1)
         return spread if reduction == "var" else spread.sqrt()
-    total = total.sum(*dim)
-    return total if reduction == "sum" else total / wide.sum(*dim)
+    total = total.sum(over, keepdim)
+    return total if reduction == "sum" else total / count
 
 
 def loss(func, name, args, kwargs, mask, rows):
