@@ -571,6 +571,19 @@ class Odd(nn.Module):
         return logs + F.kl_div(few.log_softmax(-1), x[rows].softmax(-1), reduction="batchmean") + F.binary_cross_entropy_with_logits(
             few, x[rows].sigmoid(), pos_weight=torch.arange(1.0, 5.0))
 
+    def routed(self, h, x):
+        """Experts that get the rows whose labels they have, and masks of what masks choose."""
+        scores, labels = x.softmax(-1).topk(2, -1)
+        out, rows = torch.zeros_like(h), x[:, 0] > -0.5
+        for expert in range(3):
+            row, choice = torch.where(labels == expert)
+            out.index_add_(0, row, F.linear(h[row], self.fc.weight * (expert + 1)).relu() * scores[row, choice, None])
+            alone = (labels[:, 0] == expert).nonzero().squeeze(1)
+            out = out.index_add(0, alone, h[alone].sin())
+        few, above = h[rows], x[rows] > 0
+        few = few.view(-1, 2, 2).softmax(-1).sum() + few.flatten().square().mean() + few[above].mean() + torch.dot(few[:, 0], x[rows][:, 1])
+        return out.square().mean() + few + h[rows.nonzero(as_tuple=True)].exp().mean()
+
     def dropped(self, h, x):
         return F.dropout(h[x > 0], 0.3).square().mean()
 
@@ -934,7 +947,7 @@ def main():
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
-                   rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
+                   rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, routed=["is one of PyTorch: loss"], modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
                    counted_labels=["bincount returns `minlength` counts", "is one of PyTorch: loss"], diagonals=["is one of PyTorch: loss"],
                    mixed=["refused: piperc does not take the file", "how many elements x[mask] has depends on values"], picked=["refused: ", "not supported", "choose by torch.where"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
                    keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],

@@ -1,5 +1,7 @@
 """What a mask chooses of a tensor, x[mask]: how much that is depends on values, which no file can hold. It is computed of all elements, and those
 that are not chosen are left out where a sum, a mean or a loss is made of them, or where they are put back, y[mask] = …"""
+import math
+
 import torch
 
 from .errors import NotExported
@@ -62,6 +64,27 @@ def choose(input, places):
     return noted(harmless(input.flatten(0, places.dim() - 1), places.flatten()), places, places.flatten())
 
 
+def places_of(mask):
+    """Where it is true, by dim: of all elements, with the mask."""
+    mask = mask if mask.dtype is torch.bool else mask != 0
+    each = torch.meshgrid(*(torch.arange(size, device=mask.device) for size in mask.shape), indexing="ij")
+    return tuple(noted(one.flatten(), mask, mask.flatten()) for one in each)
+
+
+def places_in_rows(mask):
+    places = places_of(mask)
+    return noted(torch.stack([*places], -1), *places[0].chosen)
+
+
+def at_places(input, places, mask, rows):
+    """input[places] where these are themselves of what a mask chooses; None where others are among them."""
+    several = places if isinstance(places, tuple) else (places,)
+    if not is_chosen(several[0]) or not all(is_chosen(place) and place.dtype in (torch.int64, torch.int32) and place.dim() == 1 or is_plain(place) for place in several):
+        return None
+    found = input[tuple(torch.where(rows, place, 0) if is_chosen(place) else place for place in several)]
+    return noted(harmless(found, rows), mask, rows)
+
+
 def is_mask_of(places, input):
     return isinstance(places, torch.Tensor) and places.dtype is torch.bool and 0 < places.dim() and places.shape == input.shape[: places.dim()]
 
@@ -116,6 +139,17 @@ def of_chosen(func, name, args, kwargs):
     pointwise = name in POINTWISE or in_place and name[:-1] in POINTWISE or name in ("max", "min") and len(args) > 1 and isinstance(args[1], torch.Tensor)
     if together and pointwise and all(value.dim() < whole.dim() for value in others):
         return noted(func(*args, **kwargs), mask, rows)
+    if together and name == "__getitem__":
+        found = at_places(first, args[1], mask, rows) if not is_chosen(first) else fewer(first, args[1], rows) if is_chosen(args[1]) else None
+        if found is not None:
+            return found
+    if together and name.rstrip("_") in ("index_add", "scatter_add") and not is_chosen(first) and not kwargs and all(map(is_chosen, args[2:4])):
+        zeros, place = torch.zeros_like(args[3]), torch.where(widened(rows, args[2]), args[2], 0)
+        return func(first, args[1], place, torch.where(widened(rows, args[3]), args[3], zeros))
+    if together and name == "dot" and all(map(is_chosen, args)):
+        return torch.where(rows, args[0] * args[1], torch.zeros_like(args[0])).sum()
+    if name in ("flatten", "reshape", "view") and is_chosen(first) and len(args) == 1 + (name != "flatten") and not kwargs and (name == "flatten" or args[1] in (-1, (-1,), [-1])):
+        return noted(first.flatten(), mask, widened(rows, first).expand_as(first).flatten())
     if together and is_chosen(first) and (keeps_rows(name, first, args, kwargs) or name == "gather" and is_chosen(args[2]) and args[1] % first.dim()):
         if name in OF_PLACES or name == "gather":
             args = [torch.where(widened(rows, value), value, 0) if is_chosen(value) and not value.is_floating_point() else value for value in args]
@@ -141,6 +175,14 @@ def of_chosen(func, name, args, kwargs):
     return func(*map(really, args), **{key: really(value) for key, value in kwargs.items()})
 
 
+def fewer(whole, mask, rows):
+    """whole[mask] of what another mask chooses, as this one is."""
+    if mask.dtype is not torch.bool or mask.shape != whole.shape[: mask.dim()]:
+        return None
+    left = (widened(rows, mask) & mask).flatten()
+    return noted(harmless(whole.flatten(0, mask.dim() - 1), left), mask, left)
+
+
 def last_dim(args, kwargs, at, otherwise=None):
     return kwargs.get("dim", args[at] if len(args) > at else otherwise)
 
@@ -159,6 +201,10 @@ def keeps_rows(name, whole, args, kwargs):
         return last_dim(args, kwargs, 1) not in (0, -count - 1)
     if name == "squeeze":
         return count > 1 and last_dim(args, kwargs, 1) in (-1, *range(1, count))
+    if name in ("reshape", "view"):
+        sizes = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
+        inner = sizes[1:]
+        return len(sizes) > 1 and all(isinstance(size, int) and size > 0 for size in inner) and sizes[0] == -1 and math.prod(inner) == math.prod(whole.shape[1:])
     if name == "flatten":
         return count > 1 and (kwargs.get("start_dim") == 1 or args[1:] in ((1,), [1]))
     if name == "__getitem__":

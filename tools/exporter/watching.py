@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm
 from .packed import is_packed, of_packed
-from .selection import COMPARES, choose, is_chosen, leaves_of, noted, of_chosen, version_of, with_recipe
+from .selection import COMPARES, choose, is_chosen, leaves_of, noted, of_chosen, places_in_rows, places_of, version_of, with_recipe
 
 
 DROPOUT = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"}
@@ -101,6 +101,10 @@ class Watch(Through):
             return noted(self.__torch_function__(func, types, (args[0].view_as(args[0]), *args[1:]), kwargs), *args[0].chosen)
         if name == "__getitem__":
             return choose(*args)
+        if name == "where" and len(args) == 1 and not kwargs or name == "nonzero" and kwargs.get("as_tuple", False):
+            return places_of(args[0])
+        if name in ("argwhere", "nonzero"):
+            return places_in_rows(args[0])
         if name in COMPARES and not kwargs:
             return with_recipe(EQUIVALENTS.get(name, func)(*args), name, args)
         without = without_dropout(name, args, kwargs)
