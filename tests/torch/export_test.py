@@ -602,7 +602,8 @@ class Odd(nn.Module):
         """A kernel for each sample, as a convolution of as many groups."""
         kernels, images = (h.unsqueeze(1) * self.fc.weight.unsqueeze(0)).reshape(-1, 1, 2, 2), x.reshape(1, -1, 2, 2)
         up = F.conv_transpose2d(images, kernels[::4].repeat(1, 3, 1, 1), stride=2, padding=1, output_padding=1, groups=x.shape[0])
-        return F.conv2d(images, kernels, padding=1, stride=(2, 1), groups=x.shape[0]).square().mean() + F.conv2d(images, kernels, padding="same", groups=x.shape[0]).sin().mean() + up.tanh().mean()
+        up = up.tanh().mean() + F.conv1d(images.flatten(2), kernels.flatten(2)[..., :3], self.fc.bias.repeat(x.shape[0]), 2, 1, groups=x.shape[0]).cos().mean()
+        return F.conv2d(images, kernels, padding=1, stride=(2, 1), groups=x.shape[0]).square().mean() + F.conv2d(images, kernels, padding="same", groups=x.shape[0]).sin().mean() + up
 
     def counted_labels(self, h, x):
         return (torch.bincount(x.argmax(-1), minlength=4) * h).mean() + (torch.bincount(x.argmax(-1), x[:, 0], 5)).square().sum() * h.mean()

@@ -355,6 +355,14 @@ def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     return found if bias is None else found + bias[:, None, None]
 
 
+def conv1d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+    if isinstance(groups, int):
+        return F.conv1d(input, weight, bias, stride, padding, dilation, groups)
+    stride, padding, dilation = (each if isinstance(each, (int, str)) else each[0] for each in (stride, padding, dilation))
+    padding = padding if isinstance(padding, str) else (0, padding)
+    return conv2d(input.unsqueeze(2), weight.unsqueeze(2), bias, (1, stride), padding, (1, dilation), groups).squeeze(2)
+
+
 def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
     """As conv2d."""
     if isinstance(groups, int):
@@ -589,7 +597,7 @@ EQUIVALENTS = BY_ELIMINATION | {
     "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "amax": extreme("amax"), "amin": extreme("amin"), "as_strided": as_strided,
     **{f"adaptive_max_pool{count}d": adaptive_max_pool(count) for count in (1, 2, 3)}, "adaptive_avg_pool3d": adaptive_avg_pool3d, "bincount": bin_count, "bitwise_and": bits_and, "bitwise_left_shift": shifted_left,
     "bitwise_or": bits_or, "bitwise_right_shift": shifted_right, "blackman_window": window(0.42, 0.5, 0.08), "cat": joined, "cdist": distances, "clamp": clamp, "clip": clamp,
-    "coalesce": as_it_is, "combinations": combinations, "concat": joined, "concatenate": joined, "conv2d": conv2d, "conv_transpose2d": conv_transpose2d, "copysign": copy_sign, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
+    "coalesce": as_it_is, "combinations": combinations, "concat": joined, "concatenate": joined, "conv1d": conv1d, "conv2d": conv2d, "conv_transpose2d": conv_transpose2d, "copysign": copy_sign, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
     "cummin": cumulated_extreme("cummin"), "cumprod": cumulated_product, "digamma": digamma, "einsum": einsum, "erfinv": inverse_of_erf,
     "fill_diagonal_": fill_diagonal, "fft_fftshift": fft_shift(0), "fft_ifftshift": fft_shift(1), "frexp": mantissa_and_exponent, "gaussian_nll_loss": gaussian_nll_loss, "hamming_window": window(0.54, 0.46),
     "hann_window": window(0.5, 0.5), "hypot": hypotenuse, "index_put": index_put, "index_put_": in_place(index_put), "index_reduce": index_reduce, "isin": is_in, "kthvalue": kth_value, "lgamma": log_gamma, "masked_scatter": masked_scatter,
