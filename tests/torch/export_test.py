@@ -584,6 +584,12 @@ class Odd(nn.Module):
         few = few.view(-1, 2, 2).softmax(-1).sum() + few.flatten().square().mean() + few[above].mean() + torch.dot(few[:, 0], x[rows][:, 1])
         return out.square().mean() + few + h[rows.nonzero(as_tuple=True)].exp().mean()
 
+    def stable(self, h, x):
+        """Orders in which equal numbers are, by which all elements are weighed."""
+        weights, equal = torch.arange(16.0), (x.flatten() > 0.3).to(torch.int64)
+        orders = equal.argsort(stable=True), (equal == 0).argsort(descending=True, stable=True), torch.sort(equal.float(), stable=True, descending=True)[1]
+        return sum((h.flatten()[order] * weights[: order.shape[0]]).sin().mean() for order in orders) + x.sort(dim=0, stable=True)[0].mul(h).mean()
+
     def dropped(self, h, x):
         return F.dropout(h[x > 0], 0.3).square().mean()
 
@@ -948,7 +954,7 @@ def main():
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
                    penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
-                   rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, routed=["is one of PyTorch: loss"], modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
+                   rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, routed=["is one of PyTorch: loss"], stable=["is one of PyTorch: loss"], modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
                    counted_labels=["bincount returns `minlength` counts", "is one of PyTorch: loss"], diagonals=["is one of PyTorch: loss"],
                    mixed=["refused: piperc does not take the file", "how many elements x[mask] has depends on values"], picked=["refused: ", "not supported", "choose by torch.where"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
                    keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],

@@ -529,6 +529,14 @@ def set_items(input, places, value):
         input[places] = value
 
 
+def sort(input, dim=-1, descending=False, stable=False):
+    """ONNX puts the first of equal numbers first, as a stable order does, and has no order of booleans."""
+    if input.dtype is torch.bool:
+        values, places = torch.sort(input.to(torch.int32), dim=dim, descending=descending)
+        return torch.return_types.sort([values.bool(), places])
+    return torch.sort(input, dim=dim, descending=descending)
+
+
 def index_put(input, indices, values, accumulate=False):
     if len(indices) != 1 or not is_mask_of(indices[0], input) or accumulate or values.dim() > input.dim() - indices[0].dim():
         return torch.index_put(input, indices, values, accumulate)
@@ -594,7 +602,7 @@ def of_softmax(log_probs, lengths):
 # Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it does.
 EQUIVALENTS = BY_ELIMINATION | {
     "__and__": bits_and, "__lshift__": shifted_left, "__or__": bits_or, "__rlshift__": lambda input, other: shifted_left(other, input),
-    "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "amax": extreme("amax"), "amin": extreme("amin"), "as_strided": as_strided,
+    "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "amax": extreme("amax"), "amin": extreme("amin"), "argsort": lambda *args, **kwargs: sort(*args, **kwargs)[1], "as_strided": as_strided,
     **{f"adaptive_max_pool{count}d": adaptive_max_pool(count) for count in (1, 2, 3)}, "adaptive_avg_pool3d": adaptive_avg_pool3d, "bincount": bin_count, "bitwise_and": bits_and, "bitwise_left_shift": shifted_left,
     "bitwise_or": bits_or, "bitwise_right_shift": shifted_right, "blackman_window": window(0.42, 0.5, 0.08), "cat": joined, "cdist": distances, "clamp": clamp, "clip": clamp,
     "coalesce": as_it_is, "combinations": combinations, "concat": joined, "concatenate": joined, "conv1d": conv1d, "conv2d": conv2d, "conv_transpose2d": conv_transpose2d, "copysign": copy_sign, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
@@ -602,6 +610,6 @@ EQUIVALENTS = BY_ELIMINATION | {
     "fill_diagonal_": fill_diagonal, "fft_fftshift": fft_shift(0), "fft_ifftshift": fft_shift(1), "frexp": mantissa_and_exponent, "gaussian_nll_loss": gaussian_nll_loss, "hamming_window": window(0.54, 0.46),
     "hann_window": window(0.5, 0.5), "hypot": hypotenuse, "index_put": index_put, "index_put_": in_place(index_put), "index_reduce": index_reduce, "isin": is_in, "kthvalue": kth_value, "lgamma": log_gamma, "masked_scatter": masked_scatter,
     "masked_select": masked_select, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within, "roll": roll,
-    "scatter_reduce": scatter_reduce, "scatter_reduce_": in_place(scatter_reduce), "searchsorted": search_sorted, "signbit": sign_bit, "sparse_coo_tensor": dense,
+    "scatter_reduce": scatter_reduce, "scatter_reduce_": in_place(scatter_reduce), "searchsorted": search_sorted, "signbit": sign_bit, "sort": sort, "sparse_coo_tensor": dense,
     "_sparse_mm": torch.matmul, "special_digamma": digamma, "special_erfinv": inverse_of_erf, "special_gammaln": log_gamma,
 }
