@@ -83,7 +83,7 @@ class NcclProcesses : public testing::Test {
         ADD_FAILURE() << name;
   }
   static constexpr const char* kTrains =
-      "for i in $(seq 1500); do grep -qs \"\\\"step\\\":3,\" m && break; sleep 0.02; done; ";
+      "for i in $(seq 5000); do grep -qs \"\\\"step\\\":3,\" m && break; sleep 0.02; done; ";
 
   const Folder folder_;
 };

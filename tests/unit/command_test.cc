@@ -176,7 +176,9 @@ TEST_F(OverTcp, ARankThatIsKilledIsNamedAtOnce) {
 }
 
 TEST_F(OverTcp, ARankThatStopsIsNamedWithItsAddress) {
-  const auto [code, output] = disturb("kill -STOP $(cat pid1); sleep 4; kill -9 $(cat pid1)");
+  const auto [code, output] = disturb(
+      "kill -STOP $(cat pid1); for i in $(seq 3000); do kill -0 $(cat pid0) 2> /dev/null || break; "
+      "sleep 0.02; done; kill -9 $(cat pid1)");
   EXPECT_NE(output.find("rank 0 waited "), std::string::npos) << output;
   EXPECT_NE(output.find("rank 1 listens at 127.0.0.1:"), std::string::npos) << output;
   EXPECT_NE(code, 0);
