@@ -383,6 +383,44 @@ TEST(TcpStart, NobodyAnswers) {
                                 at));
 }
 
+TEST(TcpStart, WhoIsToldToStopDoesNotWait) {
+  const std::atomic<bool> stop{true};
+  TransportOptions options{20, 20};
+  options.stop = &stop;
+  const std::string at = free_rendezvous();
+  const auto first = make_tcp_transport(options, 0, 3, at);
+  ASSERT_FALSE(first);
+  EXPECT_EQ(first.error().message,
+            fmt::format("rank 0 was told to stop while it waited at {} for ranks 1, 2 of 3, which "
+                        "did not come",
+                        at));
+  const auto other = make_tcp_transport(options, 1, 3, at);  // nobody listens there
+  ASSERT_FALSE(other);
+  EXPECT_EQ(other.error().message,
+            fmt::format("rank 1 was told to stop while it waited for rank 0 at {}", at));
+}
+
+// A rank that has reached rank 0 waits for its answer, which comes when all are there.
+TEST(TcpStart, WhoIsToldToStopDoesNotWaitForOthers) {
+  std::atomic<bool> stop{false};
+  const std::string at = free_rendezvous();
+  TransportOptions options{20, 20};
+  std::string first;
+  std::thread rank0([&] { first = text_of(start_tcp(0, 3, at, 2)); });
+  std::thread signal([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    stop.store(true);
+  });
+  options.stop = &stop;
+  const auto other = make_tcp_transport(options, 1, 3, at);
+  rank0.join();
+  signal.join();
+  ASSERT_FALSE(other);
+  EXPECT_EQ(other.error().message,
+            fmt::format("rank 1 was told to stop while it waited for rank 0 at {}", at));
+  EXPECT_NE(first, "ok");
+}
+
 TEST(TcpStart, WhoDoesNotComeIsNamedByAll) {
   const std::string at = free_rendezvous();
   const std::string wanted =

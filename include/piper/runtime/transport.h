@@ -4,6 +4,8 @@
 // moves what is in the host's memory, and returns when it is done.
 #pragma once
 
+#include <atomic>
+
 #include "piper/devices/fabric.h"
 
 namespace piper {
@@ -13,6 +15,8 @@ struct TransportOptions {
   double start_timeout_s = 60;  // for all processes of a job to start
   // Whether processes of one host add in memory that they share; if not, as between hosts.
   bool shared_memory = true;
+  // Set by whoever wants the process to end: over TCP it then waits no longer for others to start.
+  const std::atomic<bool>* stop = nullptr;
 };
 
 class Transport {
@@ -76,7 +80,8 @@ std::unique_ptr<Transport> make_mpi_transport(const TransportOptions& options, i
 // Makes this process one rank of a job over TCP. Rank 0 listens at `rendezvous` (HOST:PORT, an IPv6
 // address in brackets), where the others find it: all come there once, and each is told where its
 // parent in the tree listens. Two processes then connect when one first sends to the other. An
-// error (kPeer) after start_timeout_s names who did not come, or where nobody answers.
+// error (kPeer) after start_timeout_s names who did not come, or where nobody answers; after
+// `stop` was set, another one says so.
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TransportOptions& options, int64_t rank,
                                                       int64_t world, const std::string& rendezvous);
 

@@ -92,14 +92,14 @@ struct Rendezvous::Guest {
 };
 
 Result<std::unique_ptr<Rendezvous>> Rendezvous::open(const HostPort& at, int64_t world,
-                                                     uint16_t port, double timeout_s) {
+                                                     uint16_t port, const StartLimit& limit) {
   auto listener = listen_on(at.port);
   if (!listener)
     return std::move(listener).error().with_note(
         "help: rank 0 listens there for the others; --rendezvous HOST:PORT names another port");
   try {
     return std::unique_ptr<Rendezvous>(
-        new Rendezvous(*std::move(listener), at, world, port, timeout_s));
+        new Rendezvous(*std::move(listener), at, world, port, limit));
   } catch (const std::system_error& problem) {
     return fail("no thread or socket for the rendezvous: {}", problem.what())
         .with_code(ExitCode::kStorage);
@@ -107,11 +107,11 @@ Result<std::unique_ptr<Rendezvous>> Rendezvous::open(const HostPort& at, int64_t
 }
 
 Rendezvous::Rendezvous(Socket listener, const HostPort& at, int64_t world, uint16_t port,
-                       double timeout_s)
+                       const StartLimit& limit)
     : listener_(std::move(listener)),
       at_(at),
       world_(world),
-      timeout_s_(timeout_s),
+      limit_(limit),
       places_(static_cast<size_t>(world)),
       job_(random_number()) {
   int ends[2] = {-1, -1};
@@ -156,9 +156,13 @@ void Rendezvous::serve() {
     std::erase_if(guests_, [](const auto& guest) { return guest->leaves; });
     if (files[1].revents != 0) accept_guests();
     if (come_ == world_ && !complete_) tell_all();
-    if (!complete_ && problem_.empty() && since(start) > timeout_s_)
-      end_with(
-          fmt::format("rank 0 waited {:.3g} s at {} for {}", timeout_s_, print(at_), missing()));
+    if (complete_ || !problem_.empty()) continue;
+    if (limit_.is_told_to_stop())
+      end_with(fmt::format("rank 0 was told to stop while it waited at {} for {}", print(at_),
+                           missing()));
+    else if (since(start) > limit_.timeout_s)
+      end_with(fmt::format("rank 0 waited {:.3g} s at {} for {}", limit_.timeout_s, print(at_),
+                           missing()));
   }
 }
 
@@ -295,6 +299,17 @@ Socket connect_to_any(const HostPort& at, std::string& problem) {
   return {};
 }
 
+// Waits until something comes. Nothing does: false, with errno as read_all sets it.
+bool waits_for_answer(const Socket& socket, double seconds, const StartLimit& limit) {
+  const auto start = Clock::now();
+  do {
+    pollfd file{socket.file(), POLLIN, 0};
+    if (poll(&file, 1, 100) > 0) return true;
+  } while (since(start) < seconds && !limit.is_told_to_stop());
+  errno = ETIMEDOUT;
+  return false;
+}
+
 // An answer of another program is none.
 bool is_answer(const Answer& answer) {
   return std::memcmp(answer.magic, kMagic, sizeof kMagic) == 0 &&
@@ -304,7 +319,8 @@ bool is_answer(const Answer& answer) {
 }  // namespace
 
 Result<Joined> join_rendezvous(const HostPort& at, int64_t rank, int64_t world, uint16_t port,
-                               double timeout_s) {
+                               const StartLimit& limit) {
+  const double timeout_s = limit.timeout_s;
   const Ask ask = make_ask(0, rank, world, -1, port);
   const auto start = Clock::now();
   std::string problem;
@@ -313,7 +329,9 @@ Result<Joined> join_rendezvous(const HostPort& at, int64_t rank, int64_t world, 
     Answer answer;
     if (socket && write_all(socket, &ask, sizeof ask, 1)) {
       // Rank 0 says itself who did not come, a little later.
-      if (read_all(socket, &answer, sizeof answer, timeout_s - since(start) + 2)) {
+      const double left_s = timeout_s - since(start) + 2;
+      if (waits_for_answer(socket, left_s, limit) &&
+          read_all(socket, &answer, sizeof answer, kLookUp)) {
         if (!is_answer(answer))
           return peer_error(fmt::format(
               "rank {} asked for rank 0 at {}, where another program answers", rank, print(at)));
@@ -322,6 +340,9 @@ Result<Joined> join_rendezvous(const HostPort& at, int64_t rank, int64_t world, 
       }
       problem = errno == 0 ? "the connection was closed" : std::strerror(errno);
     }
+    if (limit.is_told_to_stop())
+      return peer_error(fmt::format("rank {} was told to stop while it waited for rank 0 at {}",
+                                    rank, print(at)));
     std::this_thread::sleep_for(kRetry);
   } while (since(start) < timeout_s);
   return peer_error(fmt::format("rank {} waited {:.3g} s for rank 0 at {}: {}", rank, timeout_s,

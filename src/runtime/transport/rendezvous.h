@@ -3,6 +3,7 @@
 // first. A thread of rank 0 answers, whatever else rank 0 does.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -18,11 +19,18 @@ struct Joined {
   Place parent;
 };
 
+// Says how long a process waits until all have come, and who may tell it to end before.
+struct StartLimit {
+  double timeout_s = 60;
+  const std::atomic<bool>* stop = nullptr;
+  bool is_told_to_stop() const { return stop != nullptr && stop->load(); }
+};
+
 class Rendezvous {
  public:
   // Opens the meeting point on rank 0, whose own messages arrive at `port`.
   static Result<std::unique_ptr<Rendezvous>> open(const HostPort& at, int64_t world, uint16_t port,
-                                                  double timeout_s);
+                                                  const StartLimit& limit);
   ~Rendezvous();
   // Waits until all have come; otherwise returns an error, which those who came are told, too.
   Result<uint64_t> wait();
@@ -30,7 +38,8 @@ class Rendezvous {
 
  private:
   struct Guest;
-  Rendezvous(Socket listener, const HostPort& at, int64_t world, uint16_t port, double timeout_s);
+  Rendezvous(Socket listener, const HostPort& at, int64_t world, uint16_t port,
+             const StartLimit& limit);
   void serve();
   void accept_guests();
   bool hear(Guest& guest);  // false: it leaves
@@ -44,7 +53,7 @@ class Rendezvous {
   const Socket listener_;
   const HostPort at_;
   const int64_t world_;
-  const double timeout_s_;
+  const StartLimit limit_;
   Socket wake_in_, wake_out_;
   std::vector<std::unique_ptr<Guest>> guests_;
   int64_t come_ = 1;
@@ -59,7 +68,7 @@ class Rendezvous {
 
 // Joins from another rank, whose messages arrive at `port`.
 Result<Joined> join_rendezvous(const HostPort& at, int64_t rank, int64_t world, uint16_t port,
-                               double timeout_s);
+                               const StartLimit& limit);
 // Where `wanted` listens.
 Result<Place> look_up(const HostPort& at, uint64_t job, int64_t rank, int64_t wanted);
 

@@ -23,16 +23,16 @@ constexpr size_t kStrangers = 64;  // connections of which nobody knows whose th
 
 // ---- Start and end ------------------------------------------------------------------------------
 
-Status TcpWire::start(double timeout_s) {
+Status TcpWire::start(const StartLimit& limit) {
   crowded_ = world_ > sysconf(_SC_NPROCESSORS_ONLN);
   PIPER_ASSIGN(listener_, listen_on(0));
   const uint16_t port = place_of(listener_).port;
   if (rank_ == 0) {
-    PIPER_ASSIGN(rendezvous_, Rendezvous::open(at_, world_, port, timeout_s));
+    PIPER_ASSIGN(rendezvous_, Rendezvous::open(at_, world_, port, limit));
     PIPER_ASSIGN(job_, rendezvous_->wait());
     return ok_status();
   }
-  PIPER_ASSIGN(const Joined joined, join_rendezvous(at_, rank_, world_, port, timeout_s));
+  PIPER_ASSIGN(const Joined joined, join_rendezvous(at_, rank_, world_, port, limit));
   job_ = joined.job;
   places_[(rank_ - 1) / Control::kFanOut] = joined.parent;
   return ok_status();
@@ -329,7 +329,7 @@ Result<std::unique_ptr<Transport>> make_tcp_transport(const TransportOptions& op
   if (rank < 0 || rank >= world)
     return fail("a process was started as rank {} of {}", rank, world).with_code(ExitCode::kUsage);
   auto wire = std::make_unique<process::TcpWire>(std::move(at), rank, world);
-  PIPER_TRY(wire->start(options.start_timeout_s));
+  PIPER_TRY(wire->start({options.start_timeout_s, options.stop}));
   return process::make_process_transport(std::move(wire), options);
 }
 

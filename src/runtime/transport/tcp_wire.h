@@ -123,7 +123,7 @@ class TcpWire final : public Wire {
   TcpWire(HostPort at, int64_t rank, int64_t world)
       : at_(std::move(at)), rank_(rank), world_(world) {}
   ~TcpWire() override;
-  Status start(double timeout_s);
+  Status start(const StartLimit& limit);
 
   std::string_view name() const override { return "tcp"; }
   int64_t rank() const override { return rank_; }
