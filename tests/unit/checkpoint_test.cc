@@ -26,6 +26,7 @@ int calls_left = 0;  // until it happens
 int calls_seen = 0;
 std::set<std::string> unflushed;  // files that were written and not flushed
 std::set<std::string> forgotten;  // files whose pages the system need not keep any more
+std::set<std::string> folders_unflushed;  // folders in which others were made
 int renamed_unflushed = 0;
 
 Harm next_call() {
@@ -56,6 +57,7 @@ ssize_t write(int file, const void* data, size_t size) {
 int fsync(int file) {
   if (next_call() == Harm::kFail) return -1;
   unflushed.erase(path_of(file));
+  folders_unflushed.erase(path_of(file));
   return 0;  // nothing is lost while the system runs
 }
 // Pages that are not on the disk yet stay.
@@ -63,6 +65,12 @@ int posix_fadvise(int file, off_t, off_t, int advice) noexcept {
   const std::string path = path_of(file);
   if (advice == POSIX_FADV_DONTNEED && !unflushed.contains(path)) forgotten.insert(path);
   return 0;
+}
+int mkdir(const char* path, mode_t mode) noexcept {
+  std::error_code problem;
+  const auto made = std::filesystem::weakly_canonical(path, problem);
+  folders_unflushed.insert((made.has_filename() ? made : made.parent_path()).parent_path());
+  return static_cast<int>(syscall(SYS_mkdirat, AT_FDCWD, path, mode));
 }
 int rename(const char* from, const char* to) noexcept {
   if (next_call() == Harm::kFail) return -1;
@@ -294,6 +302,16 @@ TEST(Checkpoint, NothingIsRenamedBeforeItIsOnTheDisk) {
   ASSERT_TRUE(save(file_storage(), folder.path(), saved.set, saved.after, at_step(1)));
   EXPECT_EQ(renamed_unflushed, 0);
   EXPECT_TRUE(unflushed.empty());
+}
+
+TEST(Checkpoint, FoldersThatAreMadeLast) {
+  const Saved saved(seed_of_test());
+  const Folder folder;
+  folders_unflushed.clear();
+  ASSERT_TRUE(
+      save(file_storage(), folder.path() + "/run/kept/", saved.set, saved.before, at_step(1)));
+  EXPECT_EQ(folders_unflushed, std::set<std::string>());
+  EXPECT_TRUE(std::filesystem::exists(folder.path() + "/run/kept/" + checkpoint_name(1)));
 }
 
 // Passes verbs on, and counts the reads of files that the system may still have in memory as they

@@ -1,4 +1,5 @@
-// Replaces a folder of files as a whole, and a file; lists what else is in a folder.
+// Makes folders that last; replaces a folder of files as a whole, and a file; lists what else is in
+// a folder.
 #pragma once
 
 #include <span>
@@ -8,6 +9,13 @@
 #include "piper/base/base.h"
 
 namespace piper {
+
+// Makes the names in a folder last. Some file systems cannot be told to, and need not be. Errors
+// are kStorage.
+Status flush_folder(const std::string& folder);
+// Makes a folder, and those above it that are not there. Their names last, as what is written into
+// them is to. Errors are kStorage.
+Status make_folder(const std::string& folder);
 
 // Puts the folder `built` in the place of `folder`, which exists, in one step where the file system
 // can exchange two names, and in two renames where it cannot. Returns where the old folder is then.

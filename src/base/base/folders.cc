@@ -1,7 +1,8 @@
-// Replaces a folder as a whole, and lists what is in one.
+// Makes folders, replaces one as a whole, and lists what is in one.
 #include "piper/base/folders.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,6 +11,30 @@
 #include <filesystem>
 
 namespace piper {
+
+Status flush_folder(const std::string& folder) {
+  const int handle = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int problem = handle < 0 || fsync(handle) != 0 ? errno : 0;
+  if (handle >= 0) close(handle);
+  if (problem == 0 || problem == EINVAL || problem == ENOTSUP || problem == EACCES)
+    return ok_status();
+  return fail("cannot write '{}': {}", folder, std::strerror(problem))
+      .with_code(ExitCode::kStorage);
+}
+
+Status make_folder(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code problem, unknown;
+  std::vector<fs::path> hold_new;  // the folders in which new names will be
+  for (fs::path at = fs::absolute(folder, unknown);
+       !fs::exists(at, unknown) && at.has_relative_path(); at = at.parent_path())
+    hold_new.push_back(at.parent_path());
+  fs::create_directories(folder, problem);
+  if (problem)
+    return fail("cannot create '{}': {}", folder, problem.message()).with_code(ExitCode::kStorage);
+  for (const fs::path& above : hold_new) PIPER_TRY(flush_folder(above.string()));
+  return ok_status();
+}
 
 Result<std::string> replace_folder(const std::string& built, const std::string& folder) {
   const auto refused = [&](int problem) {

@@ -43,15 +43,6 @@ Status write_all(const Handle& file, std::string_view bytes, const std::string& 
   return ok_status();
 }
 
-// Makes the names in a folder last. Some file systems cannot be told to, and need not be.
-Status flush_folder(const std::string& folder) {
-  const Handle opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (opened.number < 0) return refused("write", folder, errno);
-  if (fsync(opened.number) != 0 && errno != EINVAL && errno != ENOTSUP)
-    return refused("write", folder, errno);
-  return ok_status();
-}
-
 std::string parent_of(const std::string& path) {
   const std::string parent = fs::path(path).parent_path().string();
   return parent.empty() ? "." : parent;
@@ -61,9 +52,7 @@ class FileStorage : public Storage {
  public:
   Status write(const std::string& path, std::span<const std::string_view> parts) override {
     const std::string folder = parent_of(path);
-    std::error_code problem;
-    fs::create_directories(folder, problem);
-    if (problem) return refused("create", folder, problem.value());
+    PIPER_TRY(make_folder(folder));
     const Handle file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (file.number < 0) return refused("write", path, errno);
     for (const std::string_view part : parts) PIPER_TRY(write_all(file, part, path));

@@ -6,9 +6,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <thread>
 
+#include "piper/base/folders.h"
 #include "resume.h"
 
 namespace piper {
@@ -24,13 +24,11 @@ FolderLock::~FolderLock() {
 }
 
 Result<FolderLock> FolderLock::take(const std::string& folder) {
-  std::error_code problem;
-  std::filesystem::create_directories(folder, problem);
+  PIPER_TRY(make_folder(folder));
   const std::string path = folder + "/.lock";
-  FolderLock lock(problem ? -1 : open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  FolderLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
   if (lock.file_ < 0)
-    return fail("cannot write checkpoints into '{}': {}", folder,
-                problem ? problem.message() : std::strerror(errno))
+    return fail("cannot write checkpoints into '{}': {}", folder, std::strerror(errno))
         .with_code(ExitCode::kStorage);
   for (int tries = 0; flock(lock.file_, LOCK_EX | LOCK_NB) != 0; ++tries) {
     if (errno != EWOULDBLOCK) break;  // the file system knows no locks
