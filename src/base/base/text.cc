@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "piper/base/base.h"
+#include "piper/base/counted.h"
 
 namespace piper {
 namespace {
@@ -59,6 +59,10 @@ size_t utf8_length(std::string_view text, size_t at) {
 }
 
 }  // namespace
+
+std::string counted(int64_t count, std::string_view what, std::string_view ending) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : ending);
+}
 
 std::optional<std::string> nearest(std::string_view name, std::span<const std::string> candidates) {
   std::optional<std::string> best;

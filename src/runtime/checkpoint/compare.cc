@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "boxes.h"
+#include "piper/base/counted.h"
 #include "piper/runtime/checkpoint_tools.h"
 
 namespace piper {
@@ -147,8 +148,9 @@ std::string print_checkpoint_diff(const CheckpointDiff& diff, bool json) {
                         before.empty() ? "none" : quote_control(before),
                         now.empty() ? "none" : quote_control(now));
   for (const TensorDiff& one : diff.tensors) text += tensor_text(one);
-  return text +
-         fmt::format("{} tensors have equal bits, {} differ\n", diff.equal, diff.tensors.size());
+  return text + fmt::format("{} {} equal bits, {} {}\n", counted(diff.equal, "tensor"),
+                            diff.equal == 1 ? "has" : "have", diff.tensors.size(),
+                            diff.tensors.size() == 1 ? "differs" : "differ");
 }
 
 }  // namespace piper

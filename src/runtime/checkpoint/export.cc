@@ -10,6 +10,7 @@
 
 #include "boxes.h"
 #include "files.h"
+#include "piper/base/counted.h"
 #include "piper/base/digester.h"
 #include "piper/ir/optimizers.h"
 #include "piper/runtime/checkpoint_tools.h"
@@ -250,8 +251,9 @@ Result<std::string> export_checkpoint(const CheckpointReader& reader, const Expo
   PIPER_TRY(options.huggingface ? write_folder(selection, options.shard_bytes, to)
                                 : write_tensors(selection.tensors, {{"format", "pt"}}, to));
   std::string text =
-      fmt::format("{}: {} parameters and {} buffers of step {}, {}\n", to, selection.parameters,
-                  selection.buffers, reader.about().step, human_bytes(bytes_of(selection.tensors)));
+      fmt::format("{}: {} and {} of step {}, {}\n", to, counted(selection.parameters, "parameter"),
+                  counted(selection.buffers, "buffer"), reader.about().step,
+                  human_bytes(bytes_of(selection.tensors)));
   if (options.averages)
     text += fmt::format("{} of the parameters are averages\n", selection.averages);
   for (const auto& [tied, name] : selection.ties)

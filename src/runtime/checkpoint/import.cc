@@ -8,6 +8,7 @@
 #include "boxes.h"
 #include "dcp.h"
 #include "files.h"
+#include "piper/base/counted.h"
 #include "piper/base/known_tensors.h"
 #include "piper/runtime/checkpoint_tools.h"
 
@@ -122,7 +123,8 @@ Result<std::string> import_parameters(const std::string& folder, const Checkpoin
   }));
   int64_t bytes = 0;
   for (const NamedTensor& tensor : tensors) bytes += tensor.type.bytes();
-  std::string text = fmt::format("{}: {} tensors, {}\n", file, tensors.size(), human_bytes(bytes));
+  std::string text =
+      fmt::format("{}: {}, {}\n", file, counted(std::ssize(tensors), "tensor"), human_bytes(bytes));
   list_names(text, left, "do not begin with the prefix and are left out");
   list_names(text, found.others, "are no tensors and are left out");
   list_names(text, found.foreign, "are of types that are not supported and are left out");

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "boxes.h"
+#include "piper/base/counted.h"
 #include "piper/runtime/checkpoint_tools.h"
 
 namespace piper {
@@ -36,13 +37,14 @@ int64_t bytes_of_files(const Checkpoint& about) {
 // ---- Text ---------------------------------------------------------------------------------------
 
 std::string head_text(const std::string& folder, const Checkpoint& about) {
-  std::string text = fmt::format("{}\n  step {}, {} samples", folder, about.step, about.samples);
+  std::string text =
+      fmt::format("{}\n  step {}, {}", folder, about.step, counted(about.samples, "sample"));
   if (about.loss) text += fmt::format(", loss {:.6g}", *about.loss);
   if (about.evaluation_loss) text += fmt::format(", {:.6g} when evaluated", *about.evaluation_loss);
-  text += fmt::format("\n  {} in {} files, written by {} ranks\n",
-                      human_bytes(bytes_of_files(about)), about.files.size(), about.ranks);
+  text += fmt::format("\n  {} in {}, written by {}\n", human_bytes(bytes_of_files(about)),
+                      counted(std::ssize(about.files), "file"), counted(about.ranks, "rank"));
   for (const auto& [source, samples] : about.sources)
-    text += fmt::format("  source {}: {} samples\n", quote_control(source), samples);
+    text += fmt::format("  source {}: {}\n", quote_control(source), counted(samples, "sample"));
   text +=
       fmt::format("  data seed {}, shuffle {}\n", about.data_seed, about.shuffle ? "on" : "off");
   text += fmt::format("  plans of {}, set {}, model {}\n", quote_control(about.compiler),

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "piper/base/counted.h"
+
 namespace piper {
 namespace {
 
@@ -75,10 +77,6 @@ std::string list_some(const std::vector<std::string>& names) {
   if (names.size() <= kMost) return list_with_and(names);
   return fmt::format("{} and {} others", join(std::span(names).first(kMost), ", "),
                      names.size() - kMost);
-}
-
-std::string plural(int64_t count, const char* what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
 // Returns a seed of its own for each name, whatever other sources there are.
@@ -258,14 +256,15 @@ std::string TokenSet::describe(const Source& source, int64_t length) {
   const bool packs = source.shards[0].packing.has_value();
   std::string text = fmt::format(
       "{}: {} ({}), {} tokens{}, {} of {}{}", source.name,
-      plural(static_cast<int64_t>(source.shards.size()), "file"), join(forms, ", "), tokens,
-      documents > 0 ? fmt::format(" in {}", plural(documents, "document")) : "",
-      plural(source.windows, packs ? "packed sequence" : "window"), length, packs ? "" : " + 1");
+      counted(static_cast<int64_t>(source.shards.size()), "file"), join(forms, ", "), tokens,
+      documents > 0 ? fmt::format(" in {}", counted(documents, "document")) : "",
+      counted(source.windows, packs ? "packed sequence" : "window"), length, packs ? "" : " + 1");
   if (packs) {
     const double all = static_cast<double>(source.windows) * static_cast<double>(length);
     text += fmt::format(", {:.1f} % padding", 100 - 100 * static_cast<double>(filled) / all);
   }
-  if (left_out > 0) text += fmt::format("; {} of one token left out", plural(left_out, "document"));
+  if (left_out > 0)
+    text += fmt::format("; {} of one token left out", counted(left_out, "document"));
   if (!too_short.empty()) text += fmt::format("; too short for a window: {}", list_some(too_short));
   return text + missing_separator(source.shards) + "\n";
 }
