@@ -99,7 +99,7 @@ kill@2:5:step or nan@*:3:backward:
   PHASE  load step after evaluate copy write commit publish back end; within a step forward backward update
 
 All processes of a job need the same flags; paths, --threads and --helper-thread may differ.
-Of several processes, signal that of rank 0: mpirun gives its processes one second before it kills
+Of several processes any may be signalled. mpirun gives its processes one second before it kills
 them. If steps are longer, set the seconds S that it waits before and after it passes a signal on:
   mpirun --mca odls_base_sigkill_timeout S ...
 )";

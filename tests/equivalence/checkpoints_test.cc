@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <sstream>
 
 #include "at_once.h"
 #include "sample_jobs.h"
@@ -470,7 +471,8 @@ std::vector<std::string> records_of(const std::string& file) {
 // A resumed run cuts what lies beyond its step, and refuses before it cuts anything.
 TEST_F(Checkpoints, MetricsAreOneSeries) {
   const std::string out = path("out");
-  ASSERT_EQ(run("ddp2", "--steps 6 --every 2 --out " + out).first, 0);
+  const auto first = run("ddp2", "--steps 6 --every 2 --out " + out);
+  ASSERT_EQ(first.first, 0) << first.second;
   const std::string all = read("out/metrics.jsonl");
   const auto mixed =
       run("ddp2", "--steps 8 --out " + out + " --resume " + out + "/checkpoints/step-000000004");
@@ -486,9 +488,38 @@ TEST_F(Checkpoints, MetricsAreOneSeries) {
     EXPECT_NE(at, std::string::npos) << step;
     EXPECT_EQ(series.find(line, at + 1), std::string::npos) << step;
   }
+  // Whatever a run prints is in the log, behind what the run before has printed.
+  const std::string log = read("out/log.txt");
+  size_t begin = 0;
+  for (const std::string& output : {first.second, mixed.second, resumed.second}) {
+    std::istringstream printed(output);
+    size_t end = begin;
+    for (std::string line; std::getline(printed, line);) {
+      const size_t at = log.find(line + "\n", begin);
+      ASSERT_NE(at, std::string::npos) << line << "\nis not in\n" << log.substr(begin);
+      end = std::max(end, at);
+    }
+    begin = end;
+  }
+  EXPECT_GT(begin, 0U);
   const std::string values = read("out/metrics.prom");
   EXPECT_NE(values.find("piper_step 8\n"), std::string::npos);
   EXPECT_EQ(values.find("e+"), std::string::npos) << values;  // whole numbers are whole
+  // What Prometheus' own checks ask for: each value has a type and says what it is, once, before
+  // it.
+  std::istringstream lines(values);
+  size_t count = 0;
+  for (std::string line, help, type; std::getline(lines, line); ++count) {
+    if (line.starts_with("# HELP ")) help = line.substr(7);
+    if (line.starts_with("# TYPE ")) type = line.substr(7);
+    if (line.starts_with("# ")) continue;
+    const std::string name = line.substr(0, line.find_first_of(" {"));
+    EXPECT_EQ(type, name + " gauge");
+    EXPECT_TRUE(help.starts_with(name + " ") && help.find(' ', name.size() + 1) != help.npos)
+        << help;
+    EXPECT_EQ(values.find("# HELP " + name + " "), values.rfind("# HELP " + name + " ")) << name;
+  }
+  EXPECT_GT(count, 20U) << values;
   EXPECT_EQ(read("out/strategy.yaml").substr(0, 8), "piper: 1");
   std::vector<size_t> counts;
   for (const auto& file : std::filesystem::directory_iterator(out))

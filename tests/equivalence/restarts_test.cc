@@ -50,6 +50,20 @@ TEST_F(Restarts, WithoutACheckpointTheyEnd) {
   }
 }
 
+// Where starts cannot be counted, as on a full disk, a job trains only if it was told to go on.
+TEST_F(Restarts, ThatCannotBeCountedEndTheJobUnlessItGoesOn) {
+  std::filesystem::create_directories(path("uncounted/.starts"));
+  const std::string flags =
+      "--max-restarts-without-step 1 --steps 2 --checkpoint " + path("uncounted");
+  const auto stopped = run("ddp", flags);
+  EXPECT_EQ(stopped.first, 12) << stopped.second;
+  EXPECT_FALSE(std::filesystem::exists(path("uncounted") + "/step-000000002"));
+  const auto goes_on = run("ddp", flags + " --checkpoint-errors ignore");
+  EXPECT_EQ(goes_on.first, 12) << goes_on.second;
+  EXPECT_NE(goes_on.second.find(".starts"), std::string::npos) << goes_on.second;
+  EXPECT_TRUE(std::filesystem::exists(path("uncounted") + "/step-000000002"));
+}
+
 // Replicas that differ are in no checkpoint, however seldom they are compared: a job that goes on
 // from the newest one trains as one without the fault.
 TEST_F(Restarts, WhatReplicasHoldOtherwiseIsInNoCheckpoint) {

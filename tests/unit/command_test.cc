@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -76,11 +77,10 @@ TEST_F(Command, ThreadsAndProcessesSaveTheSameBytes) {
   auto [code, output] =
       spawn("", fmt::format("{} {} {}", path("plans"), path("data.safetensors"), path("a")));
   ASSERT_EQ(code, 0) << output;
-  EXPECT_NE(
-      output.find(
-          "equal to the single-device plan bit for bit: loss and 1 parameters after each of 4 "
-          "steps\n"),
-      std::string::npos)
+  EXPECT_NE(output.find(
+                "equal to the single-device plan bit for bit: loss and 1 parameter after each of 4 "
+                "steps\n"),
+            std::string::npos)
       << output;
   auto [mpi_code, mpi_output] = spawn(
       "mpirun -n 2", fmt::format("{} {} {}", path("plans"), path("data.safetensors"), path("b")));
@@ -878,6 +878,48 @@ std::string refused(RunOptions options) {
   auto outcome = run_plans(std::move(options));
   const ExitCode code = outcome ? outcome->code : outcome.error().code;
   return code == ExitCode::kOk ? "ok" : fmt::format("{}: {}", static_cast<int>(code), said);
+}
+
+// Fails the first times that rank 0 writes its file of a checkpoint.
+class StorageThatRecovers : public Storage {
+ public:
+  explicit StorageThatRecovers(int failures) : left_(failures) {}
+  Status write(const std::string& path, std::span<const std::string_view> parts) override {
+    if (path.ends_with("/rank00000.safetensors") && left_-- > 0)
+      return fail("the disk hiccups").with_code(ExitCode::kStorage);
+    return file_storage().write(path, parts);
+  }
+  Result<Bytes> read(const std::string& path) override { return file_storage().read(path); }
+  Result<std::vector<std::string>> list(const std::string& folder) override {
+    return file_storage().list(folder);
+  }
+  Status publish(const std::string& built, const std::string& folder) override {
+    return file_storage().publish(built, folder);
+  }
+  Status remove(const std::string& folder) override { return file_storage().remove(folder); }
+
+ private:
+  std::atomic<int> left_;
+};
+
+// No later checkpoint would hold what the last steps have trained.
+TEST_F(Command, ALastCheckpointThatIsNotWrittenIsTriedOnceMore) {
+  for (const int failures : {1, 2}) {
+    StorageThatRecovers storage(failures);
+    RunOptions options;
+    options.plan = path("plans");
+    options.data.sources = {path("data.safetensors")};
+    options.job.steps = 2;
+    options.job.checkpoint.emplace();
+    options.job.checkpoint->folder = path(fmt::format("kept-{}", failures));
+    options.job.checkpoint->storage = &storage;
+    const std::string kept = options.job.checkpoint->folder, said = refused(std::move(options));
+    EXPECT_NE(said.find("step-000000002 is not written: rank 0: the disk hiccups"), said.npos)
+        << said;
+    const auto steps = list_checkpoints(file_storage(), kept);
+    ASSERT_TRUE(steps);
+    EXPECT_EQ(steps->size(), failures == 1 ? 1U : 0U);
+  }
 }
 
 TEST_F(Command, ALauncherThatDoesNotSayWhereRank0ListensIsRefused) {

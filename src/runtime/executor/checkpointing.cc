@@ -195,8 +195,11 @@ Status Checkpointing::take_folder(int64_t bytes) {
     options_.on_loss(error);
   }
   std::string when;
-  if (options_.every > 0) when += fmt::format("every {} steps, ", options_.every);
-  if (options_.minutes > 0) when += fmt::format("every {:g} minutes, ", options_.minutes);
+  if (options_.every > 0)
+    when += options_.every == 1 ? "every step, " : fmt::format("every {} steps, ", options_.every);
+  if (options_.minutes > 0)
+    when += options_.minutes == 1 ? "every minute, "
+                                  : fmt::format("every {:g} minutes, ", options_.minutes);
   note(fmt::format("checkpoints of {} {}at the end: {}; rank 0 stages {} for them in host memory",
                    human_bytes(bytes), when, folder, human_bytes(writer_.staged_bytes())));
   return ok_status();

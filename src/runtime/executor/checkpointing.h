@@ -70,6 +70,8 @@ class Checkpointing {
   void go_back(int64_t done, int64_t left_out);
   // Waits until all is written.
   Status drain();
+  // Returns whether the checkpoint after so many steps could not be written.
+  bool has_lost(int64_t step) const { return lost_step_ == step; }
   // Returns whether the job is to end because a checkpoint could not be written.
   bool has_failed() const { return has_failed_; }
   // Returns how many seconds a checkpoint may take that begins now: as long as the longest so far.

@@ -1,8 +1,4 @@
 // piper-run after its flags: over which transport ranks run, from where on, and what comes out.
-#include <unistd.h>
-
-#include <cstdio>
-
 #include "averages.h"
 #include "cores.h"
 #include "data_watch.h"
@@ -166,10 +162,9 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
     options.job.states = start.states.get();
     if (options.evaluate_only) options.job.steps = start.step;
     if (speaks && start.step >= options.job.steps && !options.evaluate_only)
-      std::fputs(fmt::format("{} steps are done: nothing is left of --steps {}\n", start.step,
-                             options.job.steps)
-                     .c_str(),
-                 stderr);
+      tell_user(fmt::format("{} done: nothing is left of --steps {}",
+                            start.step == 1 ? "1 step is" : fmt::format("{} steps are", start.step),
+                            options.job.steps));
     if (!options.profile.empty() && start.step >= options.job.steps)
       return usage("--profile has nothing to time");
     for (BatchSource* source : {loaded.data.get(), loaded.reference_data.get()})
@@ -282,7 +277,7 @@ Result<JobResult> run_steps(RunOptions& options, Loaded& loaded, Transport* tran
       job.states = went_back_to.get();
       job.on_loaded = [&went_back_to] { went_back_to.reset(); };  // its files may be removed
     } else {
-      if (speaks) std::fputs((next->print(step) + "\n").c_str(), stderr);
+      if (speaks) tell_user(next->print(step));
       job.states = next;
       job.on_loaded = [next] { next->forget(); };
     }
@@ -352,7 +347,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
     PIPER_TRY(transport->control().agree({loaded.set.manifest.set_id, loaded.rank, loaded.world,
                                           loaded.set.directory, kernels_of(options.job),
                                           common_flags(options, loaded)}));
-  if (speaks) std::fputs(introduce(options, loaded, transport != nullptr).c_str(), stderr);
+  if (speaks) say(introduce(options, loaded, transport != nullptr));
   PIPER_TRY(find_begin(options, loaded, transport == nullptr ? nullptr : &transport->control()));
   std::optional<Watchman> watchman;
   if (!options.job.recording.empty()) watchman.emplace();
@@ -393,7 +388,8 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
 }
 
 Result<std::unique_ptr<Transport>> open_transport(const RunOptions& options, const Loaded& loaded) {
-  const TransportOptions limits{options.job.start_timeout_s, options.job.start_timeout_s};
+  TransportOptions limits{options.job.start_timeout_s, options.job.start_timeout_s};
+  limits.stop = options.job.stop;
   if (loaded.way == Way::kTcp)
     return make_tcp_transport(limits, loaded.rank, loaded.world, loaded.rendezvous);
   return make_mpi_transport(limits, loaded.rank);
@@ -401,11 +397,16 @@ Result<std::unique_ptr<Transport>> open_transport(const RunOptions& options, con
 
 // Returns one rank of several processes.
 Result<RunOutcome> run_process(RunOptions& options, Loaded& loaded, Voice& voice) {
-  PIPER_ASSIGN(const auto transport, open_transport(options, loaded));
-  Result<RunOutcome> outcome = run_loaded(options, loaded, transport.get(), voice);
+  const auto transport = open_transport(options, loaded);
+  if (!transport && options.job.stop != nullptr && options.job.stop->load()) {
+    voice.tell(transport.error());
+    return RunOutcome{.interrupted = true};
+  }
+  if (!transport) return transport.error();
+  Result<RunOutcome> outcome = run_loaded(options, loaded, transport->get(), voice);
   if (!outcome) {
     voice.tell(outcome.error());  // the end of a broken transport may be the end of the process
-    transport->control().abort(outcome.error());
+    (*transport)->control().abort(outcome.error());
   }
   return outcome;
 }
@@ -438,16 +439,13 @@ Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {
                              : run_loaded(options, loaded, nullptr, voice);
 }
 
-void print_to_stderr(const Error& error) {
-  if (isatty(STDERR_FILENO) != 0) std::fputs("\r\x1b[K", stderr);  // where progress stands
-  std::fputs(print_error(error).c_str(), stderr);
-  std::fflush(stderr);
-}
+void say_error(const Error& error) { say(print_error(error)); }
 
 }  // namespace
 
 Result<RunOutcome> run_plans(RunOptions options) {
-  Voice voice(options.on_error ? options.on_error : print_to_stderr);
+  const JobLog log;
+  Voice voice(options.on_error ? options.on_error : say_error);
   Result<RunOutcome> outcome = run_here(options, voice);
   if (!outcome) voice.tell(outcome.error());
   return outcome;

@@ -17,9 +17,7 @@ namespace fs = std::filesystem;
 using How = StartOptions::How;
 constexpr const char* kChoice = "choice of a checkpoint";
 
-void warn_user(const std::string& line) {
-  std::fputs(fmt::format("warning: {}\n", line).c_str(), stderr);
-}
+void warn_user(const std::string& line) { say(fmt::format("warning: {}\n", line)); }
 bool is_rank_0(Control* control) { return control == nullptr || control->rank() == 0; }
 
 // Returns rank 0's text on all ranks.

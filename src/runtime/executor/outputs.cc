@@ -12,6 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "job_log.h"
+#include "piper/base/counted.h"
 #include "piper/base/data.h"
 #include "piper/base/process.h"
 
@@ -214,9 +216,8 @@ std::string comparison_text(const VerifyOptions& verify, const JobResult& result
   const int64_t steps = result.totals.done - result.totals.begun;
   if (result.bitwise)
     return fmt::format(
-        "equal to the single-device plan bit for bit: loss and {} parameters after each of {} "
-        "steps\n",
-        result.compared_parameters, steps);
+        "equal to the single-device plan bit for bit: loss and {} after each of {}\n",
+        counted(result.compared_parameters, "parameter"), counted(steps, "step"));
   const bool single = verify.against == VerifyAgainst::kSingle;
   return fmt::format(
       "within bounds of the {} plan after each of {} steps{}: loss within {:.2g} (bound {:.2g}), "
@@ -232,7 +233,7 @@ std::string summary(const RunOptions& options, const JobResult& result) {
   if (result.interrupted) text += fmt::format("interrupted after step {}\n", totals.done);
   if (result.steps.empty()) return text;
   const StepMetrics& last = result.steps.back();
-  text += fmt::format("{} steps", totals.done - totals.begun);
+  text += counted(totals.done - totals.begun, "step");
   if (totals.first_loss && last.loss)
     text += fmt::format(", loss {:.4f} -> {:.4f}", *totals.first_loss, *last.loss);
   text += fmt::format(", {:.1f} ms a step, at most {} a rank",
@@ -272,7 +273,8 @@ Status SavedParameters::show(std::string& text) {
   if (!file_) return ok_status();
   if (!*file_) return file_->error();
   PIPER_TRY((*file_)->publish());
-  text += fmt::format("saved {} parameters to {}\n", count_, path_);
+  text +=
+      fmt::format("saved {} to {}\n", counted(static_cast<int64_t>(count_), "parameter"), path_);
   return ok_status();
 }
 
@@ -282,6 +284,7 @@ void write_results(const RunOptions& options, const JobResult& result, SavedPara
     std::string text = summary(options, result);
     voice.note(saved.show(text));
     std::fputs(text.c_str(), stdout);
+    if (!text.empty()) JobLog::add(text);
     voice.note(flush_output());
   }
   if (!options.trace.empty()) {
@@ -294,8 +297,7 @@ void write_results(const RunOptions& options, const JobResult& result, SavedPara
                          .with_code(ExitCode::kStorage)
                    : write_file(options.profile, result.profile));
   if (!result.profile_note.empty())
-    std::fputs(fmt::format("warning: {}: {}\n", options.profile, result.profile_note).c_str(),
-               stderr);
+    say(fmt::format("warning: {}: {}\n", options.profile, result.profile_note));
   voice.note(check_mapped_files());
   if (rank <= 0 && options.job.target_loss && !result.reached_target && !result.interrupted)
     voice.note(

@@ -5,9 +5,11 @@
 #include "averages.h"
 #include "choose_plans.h"
 #include "evaluation.h"
+#include "job_log.h"
 #include "loaded.h"
 #include "nonfinite.h"
 #include "outputs.h"
+#include "piper/base/folders.h"
 #include "piper/devices/registry.h"
 #include "run_folder.h"
 
@@ -296,11 +298,8 @@ Status prepare(RunOptions& options, Loaded& loaded) {
        one = one->later ? &one->later->loaded : nullptr)
     PIPER_TRY(check_on_nan(options, one->set));
   if (!options.out.empty()) {
-    std::error_code problem;
-    fs::create_directories(options.out, problem);
-    if (problem)
-      return fail("cannot create {}: {}", options.out, problem.message())
-          .with_code(ExitCode::kStorage);
+    PIPER_TRY(make_folder(options.out));
+    JobLog::open(options.out + "/log.txt");
   }
   for (const std::string* path :
        {&options.save, &options.metrics, &options.trace, &options.profile}) {

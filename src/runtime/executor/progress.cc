@@ -9,6 +9,9 @@
 #include <string_view>
 #include <utility>
 
+#include "job_log.h"
+#include "piper/base/counted.h"
+
 namespace piper {
 
 Progress::Progress(int64_t steps, int64_t every)
@@ -57,8 +60,9 @@ std::string print_progress(const StepMetrics& metrics, int64_t steps, double dat
 }
 
 std::string print_evaluation(const EvaluationMetrics& metrics) {
-  return fmt::format("after step {}: {} loss {:.4f}  {} batches  {:.1f} ms a batch", metrics.step,
-                     quote_control(metrics.set), metrics.loss, metrics.batches,
+  return fmt::format("after step {}: {} loss {:.4f}  {}  {:.1f} ms a batch", metrics.step,
+                     quote_control(metrics.set), metrics.loss,
+                     counted(metrics.batches, "batch", "es"),
                      metrics.ms / static_cast<double>(std::max<int64_t>(metrics.batches, 1)));
 }
 
@@ -84,17 +88,17 @@ void Progress::show(const StepMetrics& metrics) {
   const std::optional<double> left = left_.after(metrics.step, now / 1e3);
   for (const auto& [kind, ms] : metrics.spent_ms)
     if (kind == std::string_view("data")) data_ms_ = ms;
-  bool last = metrics.step + 1 == steps_;
-  if (!terminal_) {
-    if (last || (metrics.step + 1) % every_ == 0 || metrics.step == 0) {
-      std::fputs((print_progress(metrics, steps_, data_ms_, left) + "\n").c_str(), stderr);
-    }
-    return;
-  }
-  if (!last && now - last_ms_ < 100) return;
+  const bool last = metrics.step + 1 == steps_;
+  const bool is_kept = last || (metrics.step + 1) % every_ == 0 || metrics.step == 0;
+  const bool is_shown = terminal_ && (last || now - last_ms_ >= 100);
+  if (!is_kept && !is_shown) return;
+  const std::string line = print_progress(metrics, steps_, data_ms_, left);
+  if (!terminal_) return say(line + "\n");
+  if (is_kept) JobLog::add(line + "\n");
+  if (!is_shown) return;
   last_ms_ = now;
   open_ = true;
-  std::fputs(("\r\x1b[K" + print_progress(metrics, steps_, data_ms_, left)).c_str(), stderr);
+  std::fputs(("\r\x1b[K" + line).c_str(), stderr);
   std::fflush(stderr);
 }
 

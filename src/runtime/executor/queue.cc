@@ -2,11 +2,11 @@
 // what it waits for. Sections follow each other; the host waits for the last but one of them only,
 // when it fills again what that has brought to the device.
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <numeric>
 
 #include "executor_state.h"
+#include "job_log.h"
 
 namespace piper {
 namespace {
@@ -144,10 +144,8 @@ Result<bool> capture_body(State& state, int64_t step) {
       made = std::move(graph).error();
   }
   if (!made)
-    std::fputs(fmt::format("rank {}: no graph of its step, which all ranks queue op by op: {}\n",
-                           state.source.rank, made.error().message)
-                   .c_str(),
-               stderr);
+    say(fmt::format("rank {}: no graph of its step, which all ranks queue op by op: {}\n",
+                    state.source.rank, made.error().message));
   Result<bool> all = can_all(state, made.ok());
   if (all) return all;
   Error error = std::move(all).error();

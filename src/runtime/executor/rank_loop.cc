@@ -201,6 +201,7 @@ class Steps {
   bool goes_on() const { return run_.options.on_end && begun_ == run_.options.steps && !stop_; }
   Status evaluate_and_save_if_due(bool last);
   Status evaluate(bool last);
+  Status save(bool waits);
   Status check_before_saving();
   Status hear_last();
   void tell_end();
@@ -410,16 +411,26 @@ Status Steps::evaluate_and_save_if_due(bool last) {
   PIPER_TRY(end_until(begun_, last || drains_));
   if (evaluates) PIPER_TRY(evaluate(last));
   if (saves()) {  // which a signal may have asked for meanwhile
-    save_ = false;
-    PIPER_TRY(check_before_saving());
-    run_.control.activity().store("the copy of its states", std::memory_order_release);
-    PIPER_TRY(
-        run_.checkpoints->begin(begun_, guard_.skipped().value_or(run_.options.skipped), loss_,
-                                evaluated_ == begun_ ? evaluation_loss_ : std::optional<double>()));
     // Where steps overlap, ranks do not meet again before the next checkpoint.
-    if (last || overlap_) PIPER_TRY(run_.checkpoints->drain());
+    PIPER_TRY(save(/*waits=*/last || overlap_));
+    // No later one would hold what these steps have trained, so it is tried once more, when rank 0
+    // has removed what there is of it.
+    if (last && run_.checkpoints->has_lost(begun_)) {
+      PIPER_TRY(run_.control.barrier());
+      PIPER_TRY(save(/*waits=*/true));
+    }
   }
   return last || !overlap_ ? ok_status() : begin_run();
+}
+
+Status Steps::save(bool waits) {
+  save_ = false;
+  PIPER_TRY(check_before_saving());
+  run_.control.activity().store("the copy of its states", std::memory_order_release);
+  PIPER_TRY(
+      run_.checkpoints->begin(begun_, guard_.skipped().value_or(run_.options.skipped), loss_,
+                              evaluated_ == begun_ ? evaluation_loss_ : std::optional<double>()));
+  return waits ? run_.checkpoints->drain() : ok_status();
 }
 
 // No checkpoint holds a state in which replicas differ: a job that goes on from the newest one has

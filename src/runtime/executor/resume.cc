@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "holders.h"
+#include "piper/base/counted.h"
 #include "piper/ir/optimizers.h"
 #include "piper/plan/sites.h"
 
@@ -155,9 +156,10 @@ Status check_states(const StartOptions& asked, const Start& start, const Loading
 void tell_loading(const Start& start, const RunOptions& options, const Loading& loading) {
   const StartOptions& asked = options.start;
   const int64_t count = loading.loaded + std::ssize(loading.derived);
-  std::string text = fmt::format("{}: {} tensors ", start.reader->folder(), count);
+  std::string text = fmt::format("{}: {} ", start.reader->folder(), counted(count, "tensor"));
   if (start.is_running)
-    text += fmt::format("go on under other plans after step {}", start.step);
+    text += fmt::format("{} on under other plans after step {}", count == 1 ? "goes" : "go",
+                        start.step);
   else
     text += "loaded";
   if (!start.is_running && asked.how != How::kInit)
@@ -401,7 +403,9 @@ constexpr const char* kStarts = "/.starts";
 
 // Counts the starts since the newest checkpoint: a job that fails always in the same way would be
 // started again for ever.
-Status count_start(const CheckpointOptions& options, int64_t first_step) {
+Status count_start(const JobOptions& job) {
+  const CheckpointOptions& options = *job.checkpoint;
+  const int64_t first_step = job.first_step;
   if (options.most_restarts == 0) return ok_status();
   const std::string file = options.folder + kStarts;
   int64_t step = -1, starts = 0;
@@ -417,7 +421,10 @@ Status count_start(const CheckpointOptions& options, int64_t first_step) {
         .with_note(fmt::format("help: look for what ended it each time; then remove {}", file));
   const std::string line = fmt::format("{} {}\n", first_step, starts);
   const std::string_view parts[] = {line};
-  return options.storage->write(file, parts);
+  Status written = options.storage->write(file, parts);
+  if (written || !options.goes_on || !job.on_loss) return written;
+  job.on_loss(written.error());
+  return ok_status();
 }
 
 }  // namespace
@@ -437,7 +444,7 @@ Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchS
                            const std::optional<Start>& start, bool speaks) {
   if (!options.job.checkpoint) return ok_status();
   if (speaks) PIPER_TRY(check_folder(*options.job.checkpoint, options.job.first_step));
-  if (speaks) PIPER_TRY(count_start(*options.job.checkpoint, options.job.first_step));
+  if (speaks) PIPER_TRY(count_start(options.job));
   describe_job(options, set, data, options.job.checkpoint->about);
   const int64_t batch = batch_of(set);
   const int64_t first = start ? start->step : 0, samples = start ? start->samples : 0;

@@ -1,16 +1,14 @@
 // From which checkpoint a job goes on, and with what of it. Private to the executor room.
 #pragma once
 
-#include <cstdio>
 #include <set>
 
+#include "job_log.h"
 #include "piper/runtime/job.h"
 
 namespace piper {
 
-inline void tell_user(const std::string& line) {
-  std::fputs((quote_control(line) + "\n").c_str(), stderr);
-}
+inline void tell_user(const std::string& line) { say(quote_control(line) + "\n"); }
 inline Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(text), {}}; }
 
 // Serves a checkpoint's tensors to ranks that load.

@@ -130,6 +130,35 @@ Status replace_file(const std::string& path, const std::string& text) {
 
 }  // namespace
 
+namespace {
+
+// Returns what Prometheus says of a value to whoever asks it for a graph.
+std::string_view help_of(std::string_view name) {
+  constexpr std::pair<std::string_view, std::string_view> kHelp[] = {
+      {"step", "steps that are done"},
+      {"steps", "steps that the job is to do"},
+      {"peak_bytes", "most memory that the plan of a rank takes"},
+      {"loss", "training loss of the last step"},
+      {"evaluation_loss", "loss of a set when it was evaluated last"},
+      {"grad_norm", "norm of all gradients before clipping"},
+      {"learning_rate", "learning rate of the last step"},
+      {"loss_scale", "factor of the loss, so that gradients fit into 16 bits"},
+      {"skipped", "1 if the last step made no update, as it was not finite"},
+      {"steps_skipped", "steps so far that made no update"},
+      {"mfu", "share of the peak of all devices that the model's own work takes"},
+      {"tokens_per_second", "tokens of the last step over its time"},
+      {"step_duration_seconds", "time of the last step"}};
+  for (const auto& [known, help] : kHelp)
+    if (known == name) return help;
+  return name;
+}
+
+std::string heading_of(std::string_view name) {
+  return fmt::format("# HELP piper_{0} {1}\n# TYPE piper_{0} gauge\n", name, help_of(name));
+}
+
+}  // namespace
+
 // Writes a text file of Prometheus, for its node exporter to collect.
 Status RunFolder::write_values() {
   written_ = std::chrono::steady_clock::now();
@@ -141,14 +170,14 @@ Status RunFolder::write_values() {
                                 : "+Inf";
   };
   const auto add = [&](const std::string& name, double value) {
-    text += fmt::format("# TYPE piper_{0} gauge\npiper_{0} {1}\n", name, number(value));
+    text += heading_of(name) + fmt::format("piper_{} {}\n", name, number(value));
   };
   add("step", static_cast<double>(last_.step + 1));
   add("steps", static_cast<double>(steps_));
   add("peak_bytes", static_cast<double>(last_.peak_bytes));
   for (const auto& [name, value] : scalars_of(last_))
     if (name.find('/') == name.npos) add(name, value);
-  if (!evaluated_.empty()) text += "# TYPE piper_evaluation_loss gauge\n";
+  if (!evaluated_.empty()) text += heading_of("evaluation_loss");
   for (const auto& [set, metrics] : evaluated_)
     text += fmt::format("piper_evaluation_loss{{set=\"{}\"}} {}\n", label_value(set),
                         number(metrics.loss));

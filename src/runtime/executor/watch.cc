@@ -1,18 +1,14 @@
 // Reports a run step by step: the line of progress, metrics, the run's folder. Made by run_plans.
 #include "watch.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
+
+#include "job_log.h"
 
 namespace piper {
 namespace {
 
-void print_line(const std::string& line) {
-  const char* const clear = isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";  // of progress
-  std::fputs(fmt::format("{}{}\n", clear, quote_control(line)).c_str(), stderr);
-}
+void print_line(const std::string& line) { say(quote_control(line) + "\n"); }
 
 }  // namespace
 
