@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
@@ -43,9 +44,11 @@ constexpr const char* kFooter =
     "(running).";
 
 std::string footer() {
+  size_t width = 0;
+  for (const auto& [name, what] : known_directives()) width = std::max(width, name.size());
   std::vector<std::string> lines;
   for (const auto& [name, what] : known_directives())
-    lines.push_back(fmt::format("  {:<11}{}", name, what));
+    lines.push_back(fmt::format("  {:<{}}  {}", name, width, what));
   return "\nDirectives of a strategy:\n" + join(lines, "\n") + kFooter;
 }
 
@@ -232,7 +235,7 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   return 0;
 }
 
-// What is compiled, and the files that are written.
+// Adds the flags of what is compiled, and of the files that are written.
 void add_output_flags(CLI::App& app, Flags& flags) {
   app.add_option("model", flags.compile.model, "ONNX file")->required()->type_name("MODEL.onnx");
   app.add_option("strategy", flags.compile.strategy,
@@ -264,7 +267,7 @@ void add_output_flags(CLI::App& app, Flags& flags) {
       ->needs(emit_order);
 }
 
-// How the model and the strategy are read.
+// Adds the flags of how the model and the strategy are read.
 void add_input_flags(CLI::App& app, Flags& flags) {
   CLI::Option* describe = app.add_flag("--describe", flags.describe,
                                        "print the model's inputs, parameters, layers and costs, "
@@ -317,7 +320,7 @@ void add_report_flags(CLI::App& app, Flags& flags) {
       ->capture_default_str();
 }
 
-// The devices, and which plans for them.
+// Adds the flags of the devices, and of which plans are made for them.
 void add_target_flags(CLI::App& app, Flags& flags) {
   flags.machine.add(app, false);
   app.add_option("--target", flags.compile.target,

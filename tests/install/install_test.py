@@ -126,6 +126,11 @@ class Installed(unittest.TestCase):
         for option in re.findall(r"^  (?:-\w,)?(--[-\w]+)", self.program("piperc", "--help"), re.M):
             self.assertIn(option.replace("-", "\\-"), page)
 
+    def test_lists_directives_in_two_columns(self):
+        rows = self.program("piperc", "--help").split("Directives of a strategy:\n")[1].split("\n\n")[0].splitlines()
+        self.assertGreater(len(rows), 10)
+        self.assertEqual(len({re.match(r"  \w+  +", row).end() for row in rows}), 1)
+
     def test_says_its_version(self):
         for program in PROGRAMS:
             self.assertRegex(self.program(program, "--version"), rf"^{program} \d+\.\d+\.\d+ \(commit ([0-9a-f]{{12,}}(-dirty)?|unknown)\)\n$")
