@@ -34,6 +34,8 @@ def clamp(input, min=None, max=None, **others):
     """The elements within bounds that are tensors, which torch.onnx writes as Max and Min: these share the gradient of equal ones."""
     if not any(isinstance(bound, torch.Tensor) for bound in (min, max)):
         return torch.clamp(input, min, max, **others)
+    if isinstance(min, torch.Tensor) and isinstance(max, torch.Tensor):
+        min = torch.where(min == max, min.detach(), min)  # in PyTorch, a lower bound that is the upper one has no gradient
     for bound, is_beyond in (min, torch.lt), (max, torch.gt):
         if bound is not None:
             input = torch.where(is_beyond(input, bound), bound, input)
