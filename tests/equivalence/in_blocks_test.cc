@@ -134,6 +134,74 @@ TEST(InBlocks, BesideTensorParallelismTrainAsOneDevice) {
     }
 }
 
+// Ranks of other axes have terms of the same sums, each for itself: those are added up, unrounded,
+// before replicas send each other 8 bits. In f64 nothing is seen of the order of sums.
+struct Beside {
+  const char *name, *model, *mesh, *text, *replicas;
+};
+void PrintTo(const Beside& of, std::ostream* out) { *out << of.name; }
+const char* const kExperts = R"(  - shard: {input: "*", dim: 0, over: ep}
+  - shard: {match: ["**/w_in", "**/w_out"], dim: 0, over: ep}
+)";
+const char* const kRing = R"(  - shard: {input: "*", dim: 1, over: cp}
+  - shard: {match: "**", dim: none, over: cp}
+  - shard: {attention: "**", by: ring, over: cp}
+)";
+const Beside kBeside[] = {
+    {"experts", "moe-gshard", "dp: 2, ep: 2", kExperts, "dp"},
+    {"experts_before", "moe-gshard", "ep: 2, dp: 2", kExperts, "dp"},
+    {"ring", "gpt-deep", "dp: 2, cp: 2", kRing, "dp"},
+    {"ring_of_replicas", "gpt-deep", "dp: 2, cp: 2", kRing, "[dp, cp]"},
+};
+
+class InBlocksBeside : public ::testing::TestWithParam<Beside> {};
+
+TEST_P(InBlocksBeside, TermsOfOtherAxesAreAddedUpBefore) {
+  const Beside& beside = GetParam();
+  NEED_MODEL(beside.model);
+  const auto compiled = [&](const std::string& sent) {
+    const Entries of{"", beside.mesh,
+                     "  - precision: {compute: f64}\n" + std::string(beside.text) +
+                         over(beside.replicas, "bucket: 16KiB, " + sent)};
+    return compiled_with_oracles(beside.model, text_of(of, 1));
+  };
+  for (const std::string& states : {std::string("shard: [optimizer]"), kParts}) {
+    SCOPED_TRACE(states);
+    const auto rounded = compiled(states + ", " + kReduced), exact = compiled(states);
+    ASSERT_TRUE(rounded) << print_error(rounded.error());
+    ASSERT_TRUE(exact) << print_error(exact.error());
+    const auto want = train(*rounded->single, beside.model, 3),
+               got = train(rounded->set, beside.model, 3),
+               other = train(exact->set, beside.model, 3);
+    ASSERT_TRUE(want && got && other);
+    EXPECT_LT(largest_difference(*got, *want), 1e-12);
+    EXPECT_GT(largest_difference(*other, *want), 1e-5);
+    if (states == kParts) expect_same_when_queued(rounded->set, beside.model, beside.name);
+    const auto findings = [&](const PlanSet& set, const Compiled& of) {
+      const auto report = verify_plan_set(set, &*of.single);
+      return report ? std::ssize(report->findings) : -1;
+    };
+    EXPECT_EQ(findings(rounded->set, *rounded), 0);
+    EXPECT_NE(findings(rounded->set, *exact), 0);
+    EXPECT_NE(findings(exact->set, *rounded), 0);
+    // A sum of terms that were rounded one by one is another one.
+    PlanSet wrong = rounded->set;
+    int64_t in_blocks = 0, before = 0;
+    for (RoleProgram& role : wrong.roles)
+      for (Instruction& one : role.body) {
+        if (one.kind != InstructionKind::kReduceScatter) continue;
+        (one.scaled == Scaled::kNone ? before : in_blocks) += 1;
+        if (one.scaled == Scaled::kNone) one.scaled = Scaled::kInt8, one.block = 256;
+      }
+    EXPECT_GT(in_blocks, 0);
+    EXPECT_GT(before, 0);
+    EXPECT_NE(findings(wrong, *rounded), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Replicate, InBlocksBeside, ::testing::ValuesIn(kBeside),
+                         [](const auto& info) { return std::string(info.param.name); });
+
 std::string bits_of(const std::string& text) {
   CompileOptions options;
   options.oracles = false;

@@ -205,8 +205,8 @@ class Fabric {
   virtual Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream = 0) = 0;
   // Adds a message of several parts that send or recv will take; the span stays valid.
   virtual Status add_message(std::span<const MessagePart> parts) = 0;
-  // Adds a group: ranks ascending, this rank among them. The members issue its collectives in one
-  // order.
+  // Adds a group: each rank once, this rank among them, in the order of their blocks. The members
+  // issue its collectives in one order.
   virtual Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator = 0,
                                     int32_t stream = 0) = 0;
   // Makes the calls of collectives that steps will make, if there is anything to prepare for them:
@@ -232,7 +232,7 @@ class Fabric {
   virtual void abort() {}
 };
 
-// Errors (kPlan) of registration: the peer is the rank itself or none; ranks are not ascending, or
+// Errors (kPlan) of registration: the peer is the rank itself or none; a rank is there twice, or
 // this rank is not among them.
 Status check_peer(int64_t rank, int64_t world, int64_t peer);
 Status check_group(int64_t rank, int64_t world, std::span<const int64_t> ranks);

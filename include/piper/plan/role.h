@@ -109,8 +109,8 @@ struct Stream {
   bool operator==(const Stream&) const = default;
 };
 
-// Names the ranks that communicate: all whose coordinates equal its own except on these axes,
-// in rank order.
+// Names the ranks that communicate: all whose coordinates equal its own except on these axes, in
+// the order of the axes, the last one fastest: that of ranks, but where flat runs have another one.
 struct Group {
   std::string name;           // "dp"
   std::vector<int32_t> axes;  // mesh axis indices
@@ -237,7 +237,7 @@ int64_t ranks_of(const Mesh& mesh);
 // These return the coordinates of a rank in a row-major mesh, and the rank at coordinates.
 std::vector<int64_t> coordinates_of(const Mesh& mesh, int64_t rank);
 int64_t rank_of(const Mesh& mesh, const std::vector<int64_t>& coordinates);
-// Returns the ranks of `group` as seen from `coordinates`, ascending.
+// Returns the ranks of `group` as seen from `coordinates`, in its order.
 std::vector<int64_t> group_ranks(const RoleProgram& role, const Group& group,
                                  const std::vector<int64_t>& coordinates);
 // Returns where the rank at `coordinates` is among them.

@@ -19,7 +19,7 @@ struct SumRound {
   // they are added up.
   std::optional<DType> dtype = {};
   // If it cuts the sum, terms travel in 8 bits, in blocks of so many elements; their sum is not
-  // rounded.
+  // rounded. Such a round is of replicas only: a round before it adds up the terms of other ranks.
   Scaled scaled = Scaled::kNone;
   int64_t block = 0;
   bool fast = false;   // added up by the device's own library, not in rank order
@@ -72,7 +72,7 @@ struct Part {
   ValueId value;  // the own run
   ValueId param;  // the whole parameter, or its previous version, when it is a part of one
   TensorType whole;
-  std::vector<int32_t> over = {};  // ascending
+  std::vector<int32_t> over = {};  // in the order in which the runs follow one another
   Gather gather = Gather::kPass;
   int32_t stream = 0, distance = 0;  // of the task that gathers it
   Scaled scaled = Scaled::kNone;     // it travels in 8 bits, in blocks of so many elements

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "piper/devices/fabric.h"
 
@@ -13,12 +14,11 @@ Status check_peer(int64_t rank, int64_t world, int64_t peer) {
 }
 
 Status check_group(int64_t rank, int64_t world, std::span<const int64_t> ranks) {
-  bool ascending =
-      std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) == ranks.end();
-  bool inside = !ranks.empty() && ranks.front() >= 0 && ranks.back() < world;
-  if (ascending && inside && std::find(ranks.begin(), ranks.end(), rank) != ranks.end()) {
-    return ok_status();
-  }
+  std::vector<int64_t> all(ranks.begin(), ranks.end());
+  std::ranges::sort(all);
+  const bool once = std::ranges::adjacent_find(all) == all.end();
+  const bool inside = !all.empty() && all.front() >= 0 && all.back() < world;
+  if (once && inside && std::ranges::binary_search(all, rank)) return ok_status();
   return fail("rank {} of {} cannot join the group [{}]", rank, world, fmt::join(ranks, ","))
       .with_code(ExitCode::kPlan);
 }

@@ -91,7 +91,7 @@ class InstructionCheck {
     const bool position = one_.kind == InstructionKind::kPosition;
     if ((is_collective(one_.kind) || takes_pairs(one_.kind) || position) != (one_.group >= 0))
       return wrong("a collective, and nothing else, has a group");
-    if (one_.group >= 0 && !std::ranges::is_sorted(role_.groups[one_.group].axes))
+    if (one_.group >= 0 && !moves_runs() && !std::ranges::is_sorted(role_.groups[one_.group].axes))
       return wrong("its group does not name ascending mesh axes");
     if (is_message() ? one_.peer.size() != role_.mesh.size() : !one_.peer.empty())
       return wrong("a send or receive, and nothing else, has a peer coordinate per axis");
@@ -125,6 +125,12 @@ class InstructionCheck {
         !(one_.contributions.empty() && one_.combines.empty() && one_.sum_reads.empty()))
       return wrong("it computes nothing, but declares sums");
     return ok_status();
+  }
+
+  // Runs may follow one another in another order than that of ranks; sums and blocks do not.
+  bool moves_runs() const {
+    const bool takes = takes_pairs(one_.kind) && !info(one_.kind).adds;
+    return takes && (one_.dim < 0 || one_.exchanges_runs());
   }
 
   // Returns whether an exchange has two dims, or runs of values and dim 0.

@@ -37,6 +37,9 @@ class Cutter {
     const std::vector<int32_t> further = sum ? further_axes(dag_, *sum) : std::vector<int32_t>();
     SumRound round{.axes = levels_[0].over};
     add_axes(round, further);
+    together_ = sum ? added_before(*sum, further) : std::vector<int32_t>();
+    if (has_direction(param)) leave_whole_terms(*sum);
+    std::ranges::stable_partition(round.axes, [&](int32_t axis) { return is_together(axis); });
     levels_[0].over = round.axes;
     if (!sum) levels_.resize(1);  // what is not trained is updated by nobody
     const ValueId part = cut_versions(param.name, param.value, is_read(param.value));
@@ -51,6 +54,34 @@ class Cutter {
   }
 
  private:
+  // Returns the axes over which terms are added up, and the sum is cut, before the first of its
+  // rounds, which rounds what it adds: all but those of replicas. Their runs come first, so that
+  // each is a run that the others cut again.
+  std::vector<int32_t> added_before(const Sum& sum, const std::vector<int32_t>& further) const {
+    const SumRound& first = dag_.rounds[static_cast<size_t>(sum.rounds[0])];
+    if (first.scaled == Scaled::kNone) return {};
+    SumRound before{.axes = further};
+    for (const int32_t axis : levels_[0].over)
+      if (dag_.mesh[static_cast<size_t>(axis)].is_coupled()) add_axes(before, {axis});
+    return before.axes;
+  }
+  // An optimizer that looks at whole tensors puts them together over all axes at once, so their
+  // terms are added up so, too, and travel as they are where not only replicas have some.
+  bool has_direction(const Param& param) const {
+    const auto update = update_of_.find(param.value.value);
+    if (together_.empty() || update == update_of_.end()) return false;
+    const ValueId next = graph_.updates[update->second].next;
+    return find_op(graph_.node(graph_.value(next).producer).op)->directed;
+  }
+  void leave_whole_terms(Sum& sum) {
+    SumRound first = dag_.rounds[static_cast<size_t>(sum.rounds[0])];
+    first.scaled = Scaled::kNone, first.block = 0;
+    sum.rounds[0] = round_of(dag_, std::move(first));
+    together_.clear();
+  }
+  bool is_together(int32_t axis) const {
+    return std::binary_search(together_.begin(), together_.end(), axis);
+  }
   // Returns whether microbatches read parameters whole, as the update leaves them.
   bool stays() const { return levels_[0].gather == Gather::kUpdate; }
   // Returns the shape of a run of the first levels. Those of the last level follow one another.
@@ -135,12 +166,16 @@ class Cutter {
   void cut_gradient(const Param& param, Sum& sum, const std::vector<int32_t>& further) {
     const Value whole = graph_.value(param.gradient);
     std::string name = param.name + ".grad";
-    for (size_t levels = 1; levels <= levels_.size(); ++levels) {
+    for (size_t levels = together_.empty() ? 1 : 0; levels <= levels_.size(); ++levels) {
       name += ".part";
       Value part{.name = name, .type = {whole.type.dtype, run_shape(whole.type, levels)}};
-      for (size_t l = levels; l-- > 0;)
+      if (levels == 0)
+        for (const int32_t axis : together_)
+          part.type.shape[0] /= dag_.mesh[static_cast<size_t>(axis)].size;
+      for (size_t l = std::max<size_t>(levels, 1); l-- > 0;)
         for (int32_t axis : levels_[l].over)
-          if (l > 0 || !std::binary_search(further.begin(), further.end(), axis))
+          if ((l > 0 || !std::binary_search(further.begin(), further.end(), axis)) &&
+              (levels > 0 || is_together(axis)))
             part.over.push_back({axis, {LayoutKind::kSharded, 0}});
       part.over.insert(part.over.end(), whole.over.begin(), whole.over.end());
       for (int32_t axis : further) part.over.push_back({axis, {LayoutKind::kSharded, 0}});
@@ -154,9 +189,17 @@ class Cutter {
     for (int32_t round : sum.rounds) rounds.push_back(dag_.rounds[static_cast<size_t>(round)]);
     for (SumRound& round : rounds)
       std::erase_if(round.axes, [&](int32_t axis) {
-        return std::binary_search(further.begin(), further.end(), axis);
+        return std::binary_search(further.begin(), further.end(), axis) || is_together(axis);
       });
-    add_axes(rounds.front(), further);
+    if (together_.empty()) {
+      add_axes(rounds.front(), further);
+    } else {
+      SumRound& first = rounds.front();
+      first.cuts = true;
+      SumRound before{.axes = together_, .stream = first.stream};
+      before.fast = first.fast, before.bucket = first.bucket;
+      rounds.insert(rounds.begin(), std::move(before));
+    }
     sum.rounds.clear();
     for (SumRound& round : rounds) sum.rounds.push_back(round_of(dag_, std::move(round)));
   }
@@ -200,6 +243,7 @@ class Cutter {
   Dag& dag_;
   Graph& graph_;
   std::vector<Part> levels_;                                  // of the parameter under way
+  std::vector<int32_t> together_;                             // its added_before()
   std::unordered_map<int32_t, ValueId> previous_;             // by newest
   std::unordered_set<int32_t> read_;                          // by microbatches
   std::unordered_map<int32_t, Sum*> sums_;                    // by value

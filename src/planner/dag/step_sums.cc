@@ -42,6 +42,14 @@ std::vector<SumRound> rounds_of(const Dag& dag, const std::vector<SumRound>& of_
   return rounds;
 }
 
+// One device has the terms of replicas, and no others that it could round as ranks do. Those of
+// further axes are added up before the terms of the first round, as cut_states() says.
+bool rounds_replicas(const Dag& dag, const SumRound& round, size_t number) {
+  if (number == 0) return round.size > 1;
+  return std::ranges::none_of(
+      round.axes, [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].is_coupled(); });
+}
+
 }  // namespace
 
 // Only gradients are rounded, or added up in another order than that of ranks.
@@ -66,10 +74,10 @@ void add_sums(Dag& dag, const DagSpec& spec) {
     const std::vector<int32_t> terms = axes_of(dag.graph, node);
     std::vector<SumRound> rounds =
         rounds_of(dag, own_rounds == gradients.end() ? spec.rounds : *own_rounds->second, terms);
-    for (SumRound& round : rounds) {
+    for (size_t r = 0; r < rounds.size(); ++r) {
+      SumRound& round = rounds[r];
       if (round.dtype == own || !gradients.contains(value)) round.dtype.reset();
-      // One device has the terms of replicas, and no others that it could round as ranks do.
-      if (!gradients.contains(value) || !terms.empty())
+      if (!gradients.contains(value) || !rounds_replicas(dag, round, r))
         round.scaled = Scaled::kNone, round.block = 0;
       round.fast = round.fast && gradients.contains(value);
     }

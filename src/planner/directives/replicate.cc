@@ -36,8 +36,7 @@ struct Spoken {
       false;  // also of parameters that `shard` cuts over its axes, which it leaves out
 };
 
-// Returns the gradients of an entry that travel in blocks: those that it cuts, and of which no
-// ranks but replicas have terms.
+// Returns the gradients of an entry that travel in blocks: those that it cuts.
 Sums reduced_in_blocks(const Dag& dag, const Spoken& spoken, const Replicate& replicate) {
   Sums reduced;
   for (const Sum& sum : dag.sums) {
@@ -73,6 +72,12 @@ const char* order_of(const Replicate& replicate) {
   return replicate.sum == Replicate::Order::kFast ? ", by the device's own library" : "";
 }
 
+std::string names_of(const Dag& dag, const std::vector<int32_t>& axes) {
+  std::vector<std::string> names;
+  for (const int32_t axis : axes) names.push_back(dag.mesh[static_cast<size_t>(axis)].name);
+  return join(names, ", ");
+}
+
 // Gradients that are cut over further axes, for they are terms of a sum over these.
 std::vector<std::string> explain_further(const Dag& dag, const Spoken& spoken, int64_t over,
                                          int64_t least) {
@@ -87,14 +92,10 @@ std::vector<std::string> explain_further(const Dag& dag, const Spoken& spoken, i
   }
   std::vector<std::string> lines;
   for (const auto& [axes, sums] : further) {
-    std::vector<std::string> names;
     int64_t ranks = over;
-    for (int32_t axis : axes) {
-      names.push_back(dag.mesh[static_cast<size_t>(axis)].name);
-      ranks *= dag.mesh[static_cast<size_t>(axis)].size;
-    }
+    for (const int32_t axis : axes) ranks *= dag.mesh[static_cast<size_t>(axis)].size;
     lines.push_back(fmt::format("{} of them over {} as well, into {} parts",
-                                sums.print("gradients"), join(names, ", "), ranks));
+                                sums.print("gradients"), names_of(dag, axes), ranks));
   }
   return lines;
 }
@@ -149,14 +150,33 @@ std::string explain_blocks(const Dag& dag, const Spoken& spoken, const Replicate
       replicate.gather_in.block, change_of(replicate.gather_in.type));
 }
 
+// Returns the gradients whose terms on ranks of other axes are added up before they are rounded, by
+// these axes.
+std::map<std::vector<int32_t>, Sums> added_before(const Dag& dag, const Spoken& spoken) {
+  std::map<std::vector<int32_t>, Sums> added;
+  for (const Sum& sum : dag.sums) {
+    if (sum.cut_rounds() < 2) continue;
+    const SumRound& first = dag.rounds[static_cast<size_t>(sum.rounds[0])];
+    const SumRound& second = dag.rounds[static_cast<size_t>(sum.rounds[1])];
+    if (first.line >= 0 || second.line != spoken.line) continue;
+    added[first.axes].add(dag.graph.value(sum.value).type.bytes());
+  }
+  return added;
+}
+
 // Says how gradients travel in blocks of 8 bits.
 std::string explain_reduced(const Dag& dag, const Spoken& spoken, const Replicate& replicate) {
   const Sums reduced = reduced_in_blocks(dag, spoken, replicate);
+  std::string before;
+  for (const auto& [axes, sums] : added_before(dag, spoken))
+    before += fmt::format("; {} are first summed over {}, not rounded", sums.print("of them"),
+                          names_of(dag, axes));
   return fmt::format(
       "note: {} of them travel in {} ({}), rounded: {} elements of a term have one scale, and each "
-      "differs by at most {}; their sums are not rounded",
+      "differs by at most {}; their sums are not rounded{}",
       reduced.count, kScaledNames[static_cast<size_t>(replicate.reduce_in.type)],
-      human_bytes(reduced.bytes), replicate.reduce_in.block, change_of(replicate.reduce_in.type));
+      human_bytes(reduced.bytes), replicate.reduce_in.block, change_of(replicate.reduce_in.type),
+      before);
 }
 
 // Says how many messages gradients are where nothing joins them.
@@ -445,8 +465,8 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, c
       return fail(replicate.dtype_at, "no gradient travels in {}",
                   kScaledNames[static_cast<size_t>(replicate.reduce_in.type)])
           .with_note(
-              "those that are not cut, or of which ranks of other axes have terms, too, "
-              "travel as they are");
+              "those that are not cut travel as they are, and so do sums over ranks none "
+              "of which are replicas");
     if (ranks == 1) {
       report.lines = {one_rank(replicate.over.front())};
     } else if (of.params.empty()) {
