@@ -12,13 +12,15 @@
 namespace piper {
 namespace {
 
-Error not_supported(const SourceSpan& at, std::string_view what) {
-  return fail(at, "not supported: {} beside local_steps", what);
+Error not_supported(const SourceSpan& at, std::string_view what, std::string why) {
+  return fail(at, "not supported: {} beside local_steps", what).with_note(std::move(why));
 }
 
 Status check_training(const Strategy& strategy) {
   if (!strategy.weight_versions.empty())
-    return not_supported(strategy.weight_versions[0].at, "weight_versions");
+    return not_supported(
+        strategy.weight_versions[0].at, "weight_versions",
+        "an outer update changes parameters whose older versions sites still read");
   return ok_status();
 }
 
@@ -52,7 +54,10 @@ Status check_directives(const Strategy& strategy) {
                   axis);
   }
   for (const Place& place : strategy.places)
-    if (is_by_microbatch(place)) return not_supported(place.at, "places by microbatch");
+    if (is_by_microbatch(place))
+      return not_supported(place.at, "places by microbatch",
+                           "several devices would have a site's parameters, of which an outer "
+                           "update takes one copy");
   for (const Place& place : strategy.places)
     for (size_t i = 0; i < place.on.size(); ++i)
       if (place.on[i].first == axis)
@@ -60,18 +65,25 @@ Status check_directives(const Strategy& strategy) {
                     axis);
   for (const OffloadRule& one : strategy.offloads)
     if (one.what == OffloadRule::What::kParameters)
-      return not_supported(one.at, "offload of parameters");
+      return not_supported(one.at, "offload of parameters",
+                           "outer updates come between steps, where nothing brings parameters "
+                           "from the host");
   for (const Order& order : strategy.orders) {
     PIPER_ASSIGN(const auto tags, tags_named(order));
-    if (std::ranges::count(tags, "step") > 0) return not_supported(order.at, "steps that overlap");
+    if (std::ranges::count(tags, "step") > 0)
+      return not_supported(order.at, "steps that overlap",
+                           "an outer update comes after all of one step, and before the next");
   }
   for (const Split& split : strategy.splits) {
     if (split.of_samples && std::ranges::any_of(strategy.places, [&](const Place& place) {
           return std::ranges::count(place.where, split.as, &Condition::tag) > 0;
         }))
-      return not_supported(split.at, "shares of samples that 'place' puts on devices");
+      return not_supported(split.at, "shares of samples that 'place' puts on devices",
+                           "several devices would have a site's parameters, of which an outer "
+                           "update takes one copy");
     if (is_placed(strategy, split))
-      return not_supported(split.at, "parts that 'place' puts on devices");
+      return not_supported(split.at, "parts that 'place' puts on devices",
+                           "an outer update is of whole parameters, or of what 'replicate' cuts");
   }
   return ok_status();
 }
@@ -95,11 +107,15 @@ Status check_tag(const Strategy& strategy, const std::string& tag) {
 
 Status check_graph_of(const Graph& forward, const LocalSteps& local) {
   if (!forward.updates.empty())
-    return not_supported(local.at, "a model that keeps running statistics");
+    return not_supported(local.at, "a model that keeps running statistics",
+                         "each site would have its own, and only parameters are joined")
+        .with_note(
+            "help: norms without statistics, or a model whose batch norms are exported with "
+            "`eval()`, which keeps those that they have");
   for (const Param& param : forward.params)
     if (site_of(param.name) || param.name == "step" || counts_outer_updates(param.name))
-      return not_supported(local.at, fmt::format("a parameter '{}'", quote_control(param.name)))
-          .with_note("states of sites, and of the outer update, have such names")
+      return not_supported(local.at, fmt::format("a parameter '{}'", quote_control(param.name)),
+                           "states of sites, and of the outer update, have such names")
           .with_note("help: parameters: [{rename: {from: NAME, to: ANOTHER}}]");
   return ok_status();
 }
