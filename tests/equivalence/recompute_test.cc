@@ -164,6 +164,54 @@ TEST(Recompute, SavesByTheMicrobatch) {
   EXPECT_LT(kept[2], kept[0]);
 }
 
+// A region in parts that run again within a layer that runs again: the layer keeps its inputs only,
+// and one part's hidden units exist at a time.
+TEST(Recompute, RunsWithinWhatRunsAgain) {
+  const char* model = "gpt-deep";
+  if (!std::filesystem::exists(jobs::model_path(model, "model.onnx"))) GTEST_SKIP();
+  const std::string parts = R"(  - split: {scope: ["model/h/{layer}/fc", "model/h/{layer}/fc_out"],
+            dim: 1, into: 4, as: tile}
+)",
+                    tiles = "  - recompute: {where: {tile: \"*\"}}\n",
+                    layers = "  - recompute: {match: \"model/h/{layer}/**\"}\n",
+                    order = "  - order: {each: pp, program: \"repeat M: F; repeat M: R? B\"}\n";
+  const auto compiled = [&](const std::string& directives) {
+    CompileOptions options;
+    options.oracles = true;
+    return jobs::compile_text(
+        model,
+        "piper: 1\nmesh: {pp: 2}\nannotate: [{balance: {tag: stage, into: 2}}]\ndirectives:\n"
+        "  - split: {dim: batch, into: 2}\n"
+        "  - place: {where: {stage: s}, on: {pp: s}}\n" +
+            directives,
+        jobs::kAdamW, options);
+  };
+  const auto plain = compiled(parts);
+  ASSERT_TRUE(plain) << print_error(plain.error());
+  const auto want = jobs::train(*plain->single, model, kSteps);
+  ASSERT_TRUE(want);
+  for (const std::string& more : {std::string(), order}) {
+    const auto both = compiled(parts + layers + tiles + more),
+               alone = compiled(parts + layers + more), inner = compiled(parts + tiles + more);
+    ASSERT_TRUE(both) << print_error(both.error());
+    ASSERT_TRUE(alone && inner);
+    const auto report = verify_plan_set(both->set, &*both->single);
+    ASSERT_TRUE(report) << print_error(report.error());
+    for (const Finding& finding : report->findings) ADD_FAILURE() << finding.rule << finding.text;
+    const auto got = jobs::train(both->set, model, kSteps);
+    ASSERT_TRUE(got);
+    jobs::expect_equal_bits(*got, *want, "single device");
+    EXPECT_LT(step_bytes(*both), step_bytes(*inner));
+    if (more.empty()) EXPECT_LT(step_bytes(*both), step_bytes(*alone));
+  }
+  // Entries that share some of their ops, or all, say two things of one op.
+  for (const char* other : {"[\"model/h/0/**\", \"model/ln_f/**\"]", "\"model/h/*/**\""}) {
+    const auto refused = compiled(fmt::format("{}  - recompute: {{match: {}}}\n", layers, other));
+    ASSERT_FALSE(refused);
+    EXPECT_TRUE(refused.error().message.ends_with("is chosen twice")) << refused.error().message;
+  }
+}
+
 TEST(Recompute, NamesMicrobatchesThatThereAre) {
   const char* model = "gpt";
   if (!std::filesystem::exists(jobs::model_path(model, "model.onnx"))) GTEST_SKIP();

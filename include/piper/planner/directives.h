@@ -63,15 +63,16 @@ Result<Graph> accumulate_in_halves(Graph step, const std::vector<Precision>& pre
 // outside is kept, and what it hands to other forward ops; with `ops`, nothing that a chosen op
 // makes is kept. With a budget the least is kept that the cheapest ops suffice for (the least
 // time, or FLOPs where no devices are known, for each byte): a minimum cut of the region's
-// dataflow. Bits do not change. Where conditions name the microbatch, the graph has copies of all
-// that some microbatch makes again, and the variants say which are made. Requires a sharded graph.
-// Errors: nothing matches, an unknown op, an op chosen twice, nothing that the backward pass reads,
-// a budget that is too small.
+// dataflow. Groups within groups, which go on over parts of a task, run again in what is run again.
+// Bits do not change. Where conditions name the microbatch, the graph has copies of all that some
+// microbatch makes again, and the variants say which are made. Requires a sharded graph. Errors:
+// nothing matches, an unknown op, an op chosen twice, nothing to save, a budget that is too small.
 struct Recomputed {
   Graph graph;
   Variants variants;
 };
 Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
+                                   const std::vector<std::string>& tags_of_tasks,
                                    const Variables& variables, int64_t microbatches,
                                    const JobCosts& costs, Explanations& out);
 

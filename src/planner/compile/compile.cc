@@ -277,6 +277,15 @@ Result<Graph> with_parts_as_tasks(Graph graph, const Making& making, DagSpec& sp
   return graph;
 }
 
+// Returns the tags that tell tasks apart.
+Result<std::vector<std::string>> tags_of_tasks(const DagSpec& spec, const Strategy& strategy) {
+  std::vector<std::string> tags = spec.region_tags;
+  PIPER_ASSIGN(const std::vector<std::string> placed, placed_parts(strategy));
+  PIPER_ASSIGN(const std::vector<std::string> named, parts_in_orders(strategy));
+  for (const auto* parts : {&placed, &named}) tags.insert(tags.end(), parts->begin(), parts->end());
+  return tags;
+}
+
 // Finds the devices of a stage that are replicas of it.
 Result<TwinFold> placed_twins(Dag& dag, const Strategy& strategy, Explanations& explain) {
   Result<TwinFold> fold = find_twins(dag);
@@ -337,8 +346,9 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   };
   PIPER_ASSIGN(Graph graph, making.steps.run("sharding", shard_all, print_graph));
   if (making.has_order()) {
+    PIPER_ASSIGN(const std::vector<std::string> tags, tags_of_tasks(spec, strategy));
     PIPER_ASSIGN(Recomputed recomputed,
-                 apply_recompute(std::move(graph), strategy.recomputes, making.variables,
+                 apply_recompute(std::move(graph), strategy.recomputes, tags, making.variables,
                                  cut.microbatches, making.costs, explain));
     graph = std::move(recomputed.graph);
     spec.variants = std::move(recomputed.variants);

@@ -22,6 +22,17 @@ struct Group {
   auto operator<=>(const Group&) const = default;
 };
 
+// Says of an entry how many others hold it, and whether it holds some.
+struct Nested {
+  size_t depth = 0;
+  bool holds = false;
+};
+// Says which entries hold others: their groups go on over all ops of a task.
+struct Nesting {
+  std::vector<size_t> tags;  // in Graph::tag_names: those that do not tell tasks apart
+  std::vector<bool> holds;   // by entry
+};
+
 // Holds what microbatches of one variant have in common.
 struct Variant {
   std::vector<int32_t> micros;
@@ -31,14 +42,35 @@ struct Variant {
 
 class Recomputer {
  public:
-  Recomputer(Graph graph, const std::vector<Recompute>& recomputes, const Variables& variables,
-             int64_t microbatches, const JobCosts& costs)
+  Recomputer(Graph graph, const std::vector<Recompute>& recomputes, Nesting nesting,
+             const Variables& variables, int64_t microbatches, const JobCosts& costs)
       : graph_(std::move(graph)),
         count_(graph_.nodes.size()),
         recomputes_(recomputes),
+        nesting_(std::move(nesting)),
         variables_(variables),
         costs_(costs),
         microbatches_(static_cast<int32_t>(microbatches)) {}
+
+  // An entry holds another one whose ops are some of its own: not all of any of its groups.
+  Result<std::vector<Nested>> nested() const {
+    std::vector<std::vector<std::optional<Group>>> of(recomputes_.size());  // by op
+    for (size_t d = 0; d < recomputes_.size(); ++d) {
+      const Recompute& one = recomputes_[d];
+      const bool is_plain = one.ops.empty() && !one.budget_bytes && !is_rest(one);
+      for (size_t i = 0; i < count_ && is_plain; ++i) {
+        PIPER_ASSIGN(of[d].emplace_back(), group_for(d, graph_.nodes[i], 0));
+      }
+    }
+    std::vector<Nested> nested(recomputes_.size());
+    if (std::ranges::any_of(recomputes_, by_microbatch)) return nested;
+    for (size_t d = 0; d < of.size(); ++d)
+      for (size_t other = 0; other < of.size(); ++other)
+        if (d != other && lies_within(of[d], of[other]))
+          ++nested[d].depth, nested[other].holds = true;
+    return nested;
+  }
+  Graph take() && { return std::move(graph_); }
 
   Result<Recomputed> run(Explanations& out) {
     PIPER_TRY(find_variants());
@@ -83,6 +115,17 @@ class Recomputer {
   int32_t group_of(const Variant& variant, ValueId value) const {
     const NodeId id = graph_.value(value).producer;
     return id.valid() && id.index() < count_ ? variant.group[id.index()] : kNone;
+  }
+
+  static bool lies_within(const std::vector<std::optional<Group>>& inner,
+                          const std::vector<std::optional<Group>>& outer) {
+    if (inner.size() != outer.size()) return false;
+    std::set<Group> held, more;  // of the outer ones: with such ops, with others
+    for (size_t i = 0; i < inner.size(); ++i) {
+      if (inner[i] && !outer[i]) return false;
+      if (outer[i]) (inner[i] ? held : more).insert(*outer[i]);
+    }
+    return !held.empty() && std::ranges::includes(more, held);
   }
 
   // ---- Which microbatches ----
@@ -177,9 +220,15 @@ class Recomputer {
           "the forward pass has {}", join(std::vector<std::string>(ops.begin(), ops.end()), ", ")));
     return error;
   }
+  std::vector<int32_t> region_of(size_t d, const Node& node) const {
+    std::vector<int32_t> tags = graph_.tags_of(node);
+    for (const size_t tag : nesting_.tags)
+      if (nesting_.holds[d]) tags[tag] = kNoTag;
+    return tags;
+  }
   Result<std::optional<Group>> group_for(size_t d, const Node& node, int32_t micro) const {
     const Recompute& recompute = recomputes_[d];
-    Group group{d, {}, graph_.tags_of(node)};
+    Group group{d, {}, region_of(d, node)};
     // What is summed over the step is there once for all microbatches.
     if (node.pass != Pass::kF || is_step_sum(node)) return std::optional<Group>();
     const bool named = recompute.ops.empty() ||
@@ -284,7 +333,8 @@ class Recomputer {
   bool reads_again(const Variant& variant, const Node& reader, ValueId value) const {
     const int32_t group = value.valid() ? group_of(variant, value) : kNone;
     return group != kNone && !is_kept(variant, value) &&
-           graph_.tags_of(reader) == groups_[static_cast<size_t>(group)].tags;
+           region_of(groups_[static_cast<size_t>(group)].directive, reader) ==
+               groups_[static_cast<size_t>(group)].tags;
   }
   // Returns whether the input of a copy is a copy itself: what its own group makes.
   bool copies_too(const Variant& variant, const Node& node, ValueId input) const {
@@ -486,6 +536,7 @@ class Recomputer {
   Graph graph_;
   const size_t count_;  // of nodes, without copies
   const std::vector<Recompute>& recomputes_;
+  const Nesting nesting_;
   const Variables& variables_;
   const JobCosts& costs_;
   const int32_t microbatches_;
@@ -498,13 +549,52 @@ class Recomputer {
   std::vector<std::string> fitted_;      // what it chose, for people
 };
 
+// Joins what two passes make again, which all microbatches do.
+Variants joined(Variants all, const Variants& more) {
+  all.copies.insert(all.copies.end(), more.copies.begin(), more.copies.end());
+  std::ranges::sort(all.copies);
+  all.made.resize(1);
+  all.made[0].insert(all.made[0].end(), more.made[0].begin(), more.made[0].end());
+  std::ranges::sort(all.made[0]);
+  return all;
+}
+
 }  // namespace
 
+// Entries that others hold come first: what they run again are then ops of the backward pass, which
+// read what the others run again.
 Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
+                                   const std::vector<std::string>& tags_of_tasks,
                                    const Variables& variables, int64_t microbatches,
                                    const JobCosts& costs, Explanations& out) {
   if (recomputes.empty()) return Recomputed{std::move(step), {}};
-  return Recomputer(std::move(step), recomputes, variables, microbatches, costs).run(out);
+  Nesting nesting;
+  for (size_t t = 0; t < step.tag_names.size(); ++t)
+    if (!std::ranges::count(tags_of_tasks, step.tag_names[t])) nesting.tags.push_back(t);
+  nesting.holds.assign(recomputes.size(), true);
+  std::vector<Nested> nested(recomputes.size());
+  if (recomputes.size() > 1) {
+    Recomputer all(std::move(step), recomputes, nesting, variables, microbatches, costs);
+    PIPER_ASSIGN(nested, all.nested());
+    step = std::move(all).take();
+  }
+  const size_t deepest = std::ranges::max(nested, {}, &Nested::depth).depth;
+  Recomputed made{std::move(step), {}};
+  for (size_t depth = deepest + 1; depth-- > 0;) {
+    std::vector<Recompute> some;
+    nesting.holds.clear();
+    for (size_t d = 0; d < recomputes.size(); ++d)
+      if (nested[d].depth == depth)
+        some.push_back(recomputes[d]), nesting.holds.push_back(nested[d].holds);
+    if (some.empty()) continue;
+    PIPER_ASSIGN(
+        Recomputed next,
+        Recomputer(std::move(made.graph), some, nesting, variables, microbatches, costs).run(out));
+    made.graph = std::move(next.graph);
+    if (deepest == 0) return Recomputed{std::move(made.graph), std::move(next.variants)};
+    made.variants = joined(std::move(made.variants), next.variants);
+  }
+  return made;
 }
 
 }  // namespace piper
