@@ -133,7 +133,7 @@ TEST(Directives, LongChainsRunAgain) {
   all.match = *Glob::parse("**", {});
   Explanations explanations;
   const auto again =
-      apply_recompute(*std::move(graph), {all}, {}, 1, unknown_costs(), explanations);
+      apply_recompute(*std::move(graph), {all}, {}, {}, 1, unknown_costs(), explanations);
   ASSERT_TRUE(again) << print_error(again.error());
   EXPECT_TRUE(check_graph(again->graph));
   EXPECT_GE(again->variants.copies.size(), size_t{kOps});
@@ -242,7 +242,8 @@ TEST(Directives, ABudgetIsMetWithTheFewestBytes) {
       Recompute recompute;
       recompute.budget_bytes = budget;
       Explanations explanations;
-      const auto again = apply_recompute(graph, {recompute}, {}, 1, unknown_costs(), explanations);
+      const auto again =
+          apply_recompute(graph, {recompute}, {}, {}, 1, unknown_costs(), explanations);
       ASSERT_EQ(again.ok(), budget == fewest) << text;
       if (!again) continue;
       ASSERT_TRUE(check_graph(again->graph)) << text;
@@ -281,7 +282,7 @@ TEST(Directives, ABudgetRepeatsWhatIsCheapOnTheDevice) {
     const OneDearOp device(dear);
     Explanations out;
     const auto made =
-        apply_recompute(*graph, {recompute}, {}, 1, JobCosts(&device, strategy, {}, {}), out);
+        apply_recompute(*graph, {recompute}, {}, {}, 1, JobCosts(&device, strategy, {}, {}), out);
     ASSERT_TRUE(made) << print_error(made.error());
     std::multiset<std::string> again;
     for (const Node& node : made->graph.nodes)
@@ -301,7 +302,7 @@ TEST(Directives, ViewsOfRecomputedOpsAreNotKept) {
   Recompute recompute;
   recompute.ops = {{"Tanh", {}}};
   Explanations out;
-  const auto made = apply_recompute(*graph, {recompute}, {}, 1, unknown_costs(), out);
+  const auto made = apply_recompute(*graph, {recompute}, {}, {}, 1, unknown_costs(), out);
   ASSERT_TRUE(made) << print_error(made.error());
   std::multiset<std::string> again;
   for (const Node& node : made->graph.nodes)
