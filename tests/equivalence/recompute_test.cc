@@ -202,7 +202,9 @@ TEST(Recompute, RunsWithinWhatRunsAgain) {
     ASSERT_TRUE(got);
     jobs::expect_equal_bits(*got, *want, "single device");
     EXPECT_LT(step_bytes(*both), step_bytes(*inner));
-    if (more.empty()) EXPECT_LT(step_bytes(*both), step_bytes(*alone));
+    if (more.empty()) {
+      EXPECT_LT(step_bytes(*both), step_bytes(*alone));
+    }
   }
   // Entries that share some of their ops, or all, say two things of one op.
   for (const char* other : {"[\"model/h/0/**\", \"model/ln_f/**\"]", "\"model/h/*/**\""}) {
