@@ -110,14 +110,14 @@ struct Differentiated {
 Result<Differentiated> differentiate(Graph forward, const TrainSpec& train);
 
 // Makes of a forward graph what is computed when the model is evaluated: no dropout, noise at its
-// mean, and in place of statistics of the batch the running ones, whose next values are what they
-// are. Sets
+// mean, and the running statistics, which stay as they are, in place of those of the batch. Sets
 // Graph::weight where the loss is divided by one number of the batch's inputs. Error: a choice by
 // random numbers that is no dropout.
 Result<Graph> evaluated(Graph forward);
 
 // Makes a copy of a forward graph for each site, each with inputs, trained parameters and a loss of
-// its own: of NAME, site.K.NAME. Ops have the site as `tag`. Loss and weight are sums over sites.
+// its own, under names of the site (piper/plan/sites.h). Ops have the site as `tag`. Loss and
+// weight are sums over sites.
 Graph copy_for_sites(const Graph& forward, int64_t sites, const std::string& tag);
 // Describes an outer update of some parameters (LocalSteps).
 struct OuterSpec {
@@ -134,16 +134,11 @@ struct OuterSpec {
 Result<Graph> outer_step(const Graph& copies, int64_t sites, const OuterSpec& spec,
                          std::span<const std::string> region_tags);
 // These make the steps before and after a delayed one: sites keep what their parameters are, as
-// states site.K.NAME.taken; and their parameters become what the outer ones have become.
+// states (taken_of); and their parameters become what the outer ones have become.
 Graph taking_step(const Graph& copies, int64_t sites, const OuterSpec& spec,
                   std::span<const std::string> region_tags);
 Graph joining_step(const Graph& copies, int64_t sites, const OuterSpec& spec,
                    std::span<const std::string> region_tags);
-inline std::string taken_of(std::string_view name_at_site) {
-  return fmt::format("{}.taken", name_at_site);
-}
-// Returns K and NAME of "site.K.NAME"; nothing: it is another name.
-std::optional<std::pair<int64_t, std::string>> site_of(const std::string& name);
 
 // Where a Gelu's input is read by its gradient only, the forward pass makes what that multiplies
 // with (GeluAndSlope) beside the result, and the backward pass keeps it in place of the input.

@@ -8,14 +8,11 @@
 #include "piper/frontend/autodiff.h"
 #include "piper/ir/ops.h"
 #include "piper/ir/optimizers.h"
+#include "piper/plan/sites.h"
 #include "update.h"
 
 namespace piper {
 namespace {
-
-std::string name_at(int64_t site, std::string_view name) {
-  return fmt::format("site.{}.{}", site, name);
-}
 
 // Copies a forward graph site by site. What no site changes, as constants and frozen parameters,
 // all of them read.
@@ -48,7 +45,7 @@ class SiteCopies {
       const Value& value = from_.values[v];
       if (value.kind == ValueKind::kNode || (is_shared(v) && site > 0)) continue;
       Value own = value;
-      if (!is_shared(v)) own.name = name_at(site, value.name);
+      if (!is_shared(v)) own.name = name_at_site(site, value.name);
       of_[v] = to_.add_value(std::move(own));
     }
     for (const ValueId input : from_.inputs) to_.inputs.push_back(of_[input.index()]);
@@ -56,8 +53,8 @@ class SiteCopies {
     for (const Param& param : from_.params) {
       if (param.frozen) continue;
       Param own = param;
-      own.name = name_at(site, param.name);
-      for (std::string& alias : own.aliases) alias = name_at(site, alias);
+      own.name = name_at_site(site, param.name);
+      for (std::string& alias : own.aliases) alias = name_at_site(site, alias);
       own.value = of_[param.value.index()];
       to_.params.push_back(std::move(own));
     }
@@ -77,7 +74,7 @@ class SiteCopies {
   }
   void copy(const Node& node, int64_t site) {
     Node own = node;
-    own.name = name_at(site, node.name);
+    own.name = name_at_site(site, node.name);
     std::vector<TensorType> types;
     for (const ValueId output : node.outputs) types.push_back(from_.value(output).type);
     for (ValueId& input : own.inputs)
@@ -99,7 +96,7 @@ class SiteCopies {
     uint64_t number = 0;
     std::memcpy(&number, of_all.data.span().data(), sizeof number);
     number += static_cast<uint64_t>(site);
-    known->second = to_.add_constant(name_at(site, of_all.name), of_all.type,
+    known->second = to_.add_constant(name_at_site(site, of_all.name), of_all.type,
                                      Bytes::copy_of(&number, sizeof number));
     return known->second;
   }
@@ -187,15 +184,15 @@ class OuterStep {
     std::vector<std::pair<const Param*, std::string>> found;
     for (const Param& param : from_.params)
       if (const auto site = site_of(param.name);
-          !param.frozen && site && site->first == 0 && spec_.names.contains(site->second))
-        found.emplace_back(&param, site->second);
+          !param.frozen && site && site->site == 0 && spec_.names.contains(std::string(site->name)))
+        found.emplace_back(&param, site->name);
     return found;
   }
   // Visits them at each site: visit(the first site's, the name, the site's).
   template <class Visit>
   void for_each_of_site(Visit visit) const {
     for (const auto& [param, name] : joined())
-      for (int64_t k = 0; k < sites_; ++k) visit(*param, name, *named_.at(name_at(k, name)));
+      for (int64_t k = 0; k < sites_; ++k) visit(*param, name, *named_.at(name_at_site(k, name)));
   }
   static Builder update_of(Graph& graph, const std::string& scope, std::string prefix) {
     Builder build(graph);
@@ -239,7 +236,7 @@ class OuterStep {
     own.frozen = frozen;
     if (!begins) own.aliases.clear();
     if (!frozen)
-      for (std::string& alias : own.aliases) alias = alias.substr(name_at(0, "").size());
+      for (std::string& alias : own.aliases) alias = alias.substr(name_at_site(0, "").size());
     graph.params.push_back(own);
     at_sites_.emplace_back();
     backward_.contributions.emplace_back();
@@ -250,7 +247,7 @@ class OuterStep {
     const ValueId outer = add_like(param, name, false);
     const size_t p = at_sites_.size() - 1;
     for (int64_t k = 0; k < sites_; ++k) {
-      const Param& of_site = *named_.at(name_at(k, name));
+      const Param& of_site = *named_.at(name_at_site(k, name));
       const ValueId site = spec_.is_delayed ? add_like(of_site, taken_of(of_site.name), true, false)
                                             : add_like(of_site, of_site.name, true);
       at_sites_[p].push_back(site);
@@ -370,18 +367,6 @@ Graph taking_step(const Graph& copies, int64_t sites, const OuterSpec& spec,
 Graph joining_step(const Graph& copies, int64_t sites, const OuterSpec& spec,
                    std::span<const std::string> region_tags) {
   return OuterStep(copies, sites, spec, region_tags).run_joining();
-}
-
-std::optional<std::pair<int64_t, std::string>> site_of(const std::string& name) {
-  constexpr std::string_view kPrefix = "site.";
-  const size_t end = name.find('.', kPrefix.size());
-  if (!name.starts_with(kPrefix) || end == name.npos || end == kPrefix.size()) return {};
-  int64_t site = 0;
-  for (const char c : std::string_view(name).substr(kPrefix.size(), end - kPrefix.size())) {
-    if (c < '0' || c > '9' || site > 1'000'000) return {};
-    site = site * 10 + (c - '0');
-  }
-  return std::pair(site, name.substr(end + 1));
 }
 
 }  // namespace piper

@@ -131,7 +131,7 @@ class Update {
  private:
   size_t site(const Param& param) const {
     const auto own = train_.sites > 1 ? site_of(param.name) : std::nullopt;
-    return own ? static_cast<size_t>(own->first) : 0;
+    return own ? static_cast<size_t>(own->site) : 0;
   }
   ValueId unscaled(ValueId norm, ValueId scale, const std::string& prefix) {
     return emit("Div", prefix + "grad_norm_unscaled", "", {norm, scale})[0];

@@ -121,9 +121,8 @@ std::vector<std::string> names_of_state(const RoleProgram& role, const Tensor& t
   // A site of which there is nothing begins with what all sites have come to.
   const bool has_sites = !role.outer_updates.empty() && !original.init.empty();
   for (size_t n = 0, all = names.size(); has_sites && n < all; ++n)
-    if (const std::string_view outer = name_without_site(names[n]);
-        !outer.empty() && age_of_state(outer) == 0)
-      names.push_back(std::string(outer));
+    if (const auto of = site_of(names[n]); of && age_of_state(of->name) == 0)
+      names.push_back(std::string(of->name));
   // An average begins as its parameter does.
   if (original.init.empty() && names[0].ends_with(kAverage))
     names.push_back(names[0].substr(0, names[0].size() - kAverage.size()));

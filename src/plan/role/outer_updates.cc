@@ -2,11 +2,18 @@
 #include "piper/plan/outer_updates.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace piper {
 
 bool runs_at(const OuterUpdate& update, int64_t t) {
   return t >= update.offset && (t - update.offset) % update.every == 0;
+}
+
+// Of steps a.offset + i * a.every and b.offset + j * b.every some are equal exactly where the
+// offsets differ by a multiple of the greatest common divisor.
+bool share_a_step(const OuterUpdate& a, const OuterUpdate& b) {
+  return (a.offset - b.offset) % std::gcd(a.every, b.every) == 0;
 }
 
 bool runs_beside(const RoleProgram& role, const OuterUpdate& update) {

@@ -18,10 +18,11 @@ void find_sites_of_gradients(Model& model) {
   bool several = false;
   int32_t first = -1;
   for (int32_t t = 0; t < static_cast<int32_t>(model.targets.size()); ++t) {
-    int32_t& site = model.site_of[t];
-    if (!model.is_gradient[t] || name_without_site(model.targets[t], &site).empty()) continue;
-    if (first < 0) first = site;
-    several = several || site != first;
+    const auto of = site_of(model.targets[t]);
+    if (!model.is_gradient[t] || !of) continue;
+    model.site_of[t] = of->site;
+    if (first < 0) first = of->site;
+    several = several || of->site != first;
   }
   if (!several) model.site_of.assign(model.targets.size(), -1);
 }
@@ -143,8 +144,10 @@ Status find_facts(const PlanSet& set, bool has_sites, Model& model) {
   for (int32_t p = 0; has_sites && p < static_cast<int32_t>(model.params.size()); ++p) {
     if (model.gradient_of[p] >= 0) continue;
     // A site gets a delayed outer update later, in an update of its own.
-    if (model.params.find(fmt::format("{}.taken", model.params[p])) >= 0) continue;
-    const int32_t outer = model.params.find(name_without_site(model.params[p]));
+    if (model.params.find(taken_of(model.params[p])) >= 0) continue;
+    const auto of = site_of(model.params[p]);
+    if (!of) continue;
+    const int32_t outer = model.params.find(of->name);
     if (outer >= 0) model.gradient_of[p] = model.gradient_of[outer];
   }
   model.master_of.assign(model.params.size(), -1);

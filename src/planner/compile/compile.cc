@@ -12,6 +12,7 @@
 #include "piper/frontend/autodiff.h"
 #include "piper/frontend/patterns.h"
 #include "piper/plan/outer_updates.h"
+#include "piper/plan/sites.h"
 #include "piper/plan/verify.h"
 #include "piper/planner/cost.h"
 #include "piper/planner/sharding.h"
@@ -144,7 +145,7 @@ void note_kept(const Graph& graph, Making& of_step) {
     const CutOfState lies{value.over, padded_shape(value, of_step.strategy.mesh)};
     of_step.lie[param.name] = lies;
     if (const auto site = site_of(param.name); site && !of_step.outer.empty())
-      for (const std::string& likewise : {site->second, taken_of(param.name)})
+      for (const std::string& likewise : {std::string(site->name), taken_of(param.name)})
         of_step.lie[likewise] = lies;
   }
 }
@@ -469,15 +470,15 @@ std::map<std::string, Part> runs_of(const Dag& step) {
     if (part == kept.end()) continue;
     runs.emplace(param.name, *part->second);
     if (const auto site = site_of(param.name))
-      for (const std::string& likewise : {site->second, taken_of(param.name)})
+      for (const std::string& likewise : {std::string(site->name), taken_of(param.name)})
         runs.emplace(likewise, *part->second);
   }
   return runs;
 }
 
-// A section beside the step, on the places of the step, with an order of its own: the forward pass
-// alone, or an outer update of `step`, perhaps `beside` its body on a stream of its own. What there
-// is to explain was explained of the step.
+// Lowers a section beside the step: an evaluation's forward pass, or an outer update of `step`,
+// perhaps `beside` its body on a stream of its own. It has the places of the step, and an order of
+// its own. It explains nothing, as the step has explained its directives.
 Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& of_step,
                               const Dag* step, Summing& summing, bool beside = false) {
   const bool is_outer = step != nullptr;
@@ -502,7 +503,7 @@ Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& 
   PIPER_ASSIGN(Dag dag, make_chunks(graph, cut, making));
   if (is_outer) keep_runs(dag, *step, runs_of(*step));
   PIPER_ASSIGN(dag, expand_tasks(is_outer ? std::move(dag) : forward_only(std::move(dag))));
-  // In whatever order: a receive is there when its send is issued.
+  // Receives are posted first, so that any order of the sends works.
   for (Task& task : dag.tasks)
     if (task.kind == InstructionKind::kRecv) task.distance = kEarliest;
   if (beside) {
@@ -528,7 +529,7 @@ Status check_outer(const SourceSpan& at, const std::vector<RoleProgram>& roles,
       return fail(at,
                   "not supported: local steps where 'precision' moves the op that reads '{}' to "
                   "another stage",
-                  quote_control(site_of(tensor.param)->second))
+                  quote_control(site_of(tensor.param)->name))
           .with_note("help: let the stages begin elsewhere, not between a product and its bias");
     }
   return ok_status();
@@ -538,9 +539,8 @@ Status check_outer(const SourceSpan& at, const std::vector<RoleProgram>& roles,
 Status add_local_steps(const Dag& step, const Cut& cut, const Making& making, Lowered& made) {
   for (RoleProgram& role : made.roles)
     for (DataInput& input : role.inputs)
-      if (auto site = site_of(input.name))
-        input.data = site->second, input.share = site->first,
-        input.shares = sites_of(making.strategy);
+      if (const auto site = site_of(input.name))
+        input.data = site->name, input.share = site->site, input.shares = sites_of(making.strategy);
   Cut whole = cut;  // of no samples
   whole.microbatches = whole.replicas = 1;
   whole.rounds.clear(), whole.rounds_of.clear(), whole.lines_of.clear();

@@ -1,11 +1,11 @@
 // The directive `local_steps`: what goes with it, and where the ops of each site are placed.
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 #include "match.h"
 #include "piper/ir/ops.h"
 #include "piper/ir/optimizers.h"
+#include "piper/plan/outer_updates.h"
 #include "piper/plan/sites.h"
 #include "piper/planner/outer_steps.h"
 
@@ -90,7 +90,7 @@ Status check_directives(const Strategy& strategy) {
 
 Status check_tag(const Strategy& strategy, const std::string& tag) {
   const auto taken = [&](const SourceSpan& at) {
-    return fail(at, "the tag '{}' has the name of the axis of local_steps", tag);
+    return fail(at, "the tag '{}' has the same name as the axis of local_steps; rename it", tag);
   };
   for (const auto& rule : strategy.annotate.rules) {
     if (const auto* balance = std::get_if<BalanceRule>(&rule); balance && balance->tag == tag)
@@ -152,11 +152,6 @@ Result<std::vector<std::set<std::string>>> names_joined(const Graph& forward,
   return joined;
 }
 
-// Returns whether some step may have both.
-bool meet(const OuterUpdate& a, const OuterUpdate& b) {
-  return (a.offset - b.offset) % std::gcd(a.every, b.every) == 0;
-}
-
 // Returns at which of the steps before sites get it a delayed update runs, a part beside each: a
 // step has one update beside it, so those that others take are left out. Each is a section of the
 // plan, which limits their number.
@@ -166,7 +161,7 @@ std::vector<int64_t> steps_beside(const LocalSteps& local, int64_t first, size_t
   std::vector<int64_t> free;
   for (int64_t step = first + 1; step <= first + local.delay; ++step)
     if (std::ranges::none_of(others, [&](const OuterGraph& other) {
-          return other.beside && meet(other.update, {.every = local.every, .offset = step});
+          return other.beside && share_a_step(other.update, {.every = local.every, .offset = step});
         }))
       free.push_back(step);
   if (free.empty()) return {first + 1};
@@ -198,7 +193,7 @@ std::vector<std::set<std::string>> in_parts(const Graph& forward,
 std::string explain_delay(const LocalSteps& local, size_t parts, const Graph& taken) {
   int64_t bytes = 0;
   for (const StateUpdate& update : taken.updates)
-    if (const auto site = site_of(taken.value(update.state).name); site && site->first == 0)
+    if (const auto site = site_of(taken.value(update.state).name); site && site->site == 0)
       bytes += taken.value(update.state).type.bytes();
   if (local.delay == 0)
     return fmt::format("what sites had takes {} more on each", human_bytes(bytes));
@@ -208,6 +203,104 @@ std::string explain_delay(const LocalSteps& local, size_t parts, const Graph& ta
       parts == 1 ? "beside a step" : fmt::format("in {0} parts beside {0} steps", parts),
       local.delay, local.delay == 1 ? "" : "s", human_bytes(bytes));
 }
+
+// Makes the copies of the model, and entry by entry the steps that join some parameters of them.
+class SiteMaker {
+ public:
+  SiteMaker(const Graph& forward, const Strategy& strategy,
+            const std::vector<std::string>& region_tags, Explanations& out)
+      : forward_(forward),
+        strategy_(strategy),
+        region_tags_(region_tags),
+        sites_(sites_of(strategy)),
+        out_(out) {}
+
+  Result<Sites> run() {
+    const std::vector<LocalSteps>& entries = strategy_.local_steps;
+    PIPER_TRY(check_graph_of(forward_, entries[0]));
+    PIPER_ASSIGN(const auto joined, names_joined(forward_, entries));
+    made_.forward = copy_for_sites(forward_, sites_, entries[0].over);
+    for (size_t e = 0; e < entries.size(); ++e) PIPER_TRY(add_entry(entries[e], joined[e]));
+    return std::move(made_);
+  }
+
+ private:
+  Status add_entry(const LocalSteps& local, const std::set<std::string>& joined) {
+    const int64_t first = local.offset == 0 ? local.every : local.offset;
+    const std::vector<int64_t> steps = local.delay == 0
+                                           ? std::vector{first}
+                                           : steps_beside(local, first, joined.size(), made_.outer);
+    OuterSpec spec{local.outer, joined, "", local.delay > 0 || local.mix > 0, local.mix};
+    spec.optimizer.ema = strategy_.train.ema;  // of the model, which the outer parameters are
+    PIPER_ASSIGN(std::vector<Graph> parts, outer_steps(local, spec, steps.size()));
+    out_.push_back({local.at, "local_steps", {explain_entry(local, joined.size(), parts)}});
+    if (spec.is_delayed) {
+      Graph taken = taking_step(made_.forward, sites_, spec, region_tags_);
+      out_.back().lines.push_back(explain_delay(local, steps.size(), taken));
+      add(local, std::move(taken), local.offset, false);
+    }
+    if (local.mix > 0)
+      out_.back().lines.push_back(
+          fmt::format("sites go on with {} of their own parameters and {} of the outer ones",
+                      local.mix, 1 - local.mix));
+    for (size_t k = 0; k < parts.size(); ++k)
+      add(local, std::move(parts[k]), spec.is_delayed ? steps[k] : local.offset, local.delay > 0);
+    if (spec.is_delayed)
+      add(local, joining_step(made_.forward, sites_, spec, region_tags_), first + local.delay,
+          false);
+    return ok_status();
+  }
+
+  // Makes the steps of the outer optimizer, one for each part of the parameters.
+  Result<std::vector<Graph>> outer_steps(const LocalSteps& local, const OuterSpec& spec,
+                                         size_t count) {
+    std::vector<Graph> steps;
+    for (std::set<std::string>& names : in_parts(forward_, spec.names, count)) {
+      OuterSpec part = spec;
+      part.names = std::move(names);
+      part.step = counters_ == 0 ? "outer.step" : fmt::format("outer.step.{}", counters_);
+      ++counters_;
+      Result<Graph> step = outer_step(made_.forward, sites_, part, region_tags_);
+      if (!step) {
+        if (step.error().at.file.empty()) step.error().at = local.at;
+        return std::move(step).error();
+      }
+      steps.push_back(*std::move(step));
+    }
+    return steps;
+  }
+
+  std::string explain_entry(const LocalSteps& local, size_t joined,
+                            const std::vector<Graph>& parts) const {
+    int64_t bytes = 0;
+    for (const Graph& part : parts)
+      for (const StateUpdate& update : part.updates)
+        if (const Value& state = part.value(update.state); !site_of(state.name))
+          bytes += state.type.bytes();
+    return fmt::format(
+        "{} sites take {} step{} of {} samples each between two outer updates{}; outer parameters "
+        "and states take {} more on each site",
+        sites_, local.every, local.every == 1 ? "" : "s", forward_.batch,
+        strategy_.local_steps.size() == 1
+            ? ""
+            : fmt::format(" of {} parameters, {} after each multiple of {}", joined, local.offset,
+                          local.every),
+        human_bytes(bytes));
+  }
+
+  void add(const LocalSteps& local, Graph graph, int64_t offset, bool beside) {
+    const OuterUpdate update{.every = local.every, .offset = offset};
+    made_.outer.push_back({std::move(graph), update, beside, local.at});
+  }
+
+  const Graph& forward_;
+  const Strategy& strategy_;
+  const std::vector<std::string>& region_tags_;
+  const int64_t sites_;
+  Explanations& out_;
+  Sites made_;
+  size_t counters_ = 0;  // of outer steps
+};
 
 }  // namespace
 
@@ -226,8 +319,7 @@ Result<Strategy> place_sites(Strategy strategy) {
   PIPER_TRY(check_tag(strategy, local.over));
   if (strategy.global_batch == 0 && strategy.microbatch_size == 0)
     return fail(local.at,
-                "local_steps shares the samples of a step among its sites: how many are "
-                "they?")
+                "local_steps needs the number of samples in a step, which its sites share")
         .with_note("help: train: {global_batch: 64}");
   const int64_t sites = sites_of(strategy);
   const auto check_shared = [&](int64_t samples, const SourceSpan& at) -> Status {
@@ -250,68 +342,7 @@ Result<Strategy> place_sites(Strategy strategy) {
 
 Result<Sites> make_sites(Graph forward, const Strategy& strategy,
                          const std::vector<std::string>& region_tags, Explanations& out) {
-  const std::vector<LocalSteps>& entries = strategy.local_steps;
-  PIPER_TRY(check_graph_of(forward, entries[0]));
-  PIPER_ASSIGN(const auto joined, names_joined(forward, entries));
-  const int64_t sites = sites_of(strategy);
-  Sites made{copy_for_sites(forward, sites, entries[0].over), {}};
-  size_t counters = 0;
-  for (size_t e = 0; e < entries.size(); ++e) {
-    const LocalSteps& local = entries[e];
-    const int64_t first = local.offset == 0 ? local.every : local.offset;
-    const std::vector<int64_t> steps =
-        local.delay == 0 ? std::vector{first}
-                         : steps_beside(local, first, joined[e].size(), made.outer);
-    OuterSpec spec{local.outer, joined[e], "", local.delay > 0 || local.mix > 0, local.mix};
-    spec.optimizer.ema = strategy.train.ema;  // of the model, which the outer parameters are
-    std::vector<Graph> outer;
-    int64_t bytes = 0;
-    for (const std::set<std::string>& names : in_parts(forward, joined[e], steps.size())) {
-      OuterSpec part = spec;
-      part.names = names;
-      part.step = counters == 0 ? "outer.step" : fmt::format("outer.step.{}", counters);
-      ++counters;
-      Result<Graph> step = outer_step(made.forward, sites, part, region_tags);
-      if (!step) {
-        if (step.error().at.file.empty()) step.error().at = local.at;
-        return std::move(step).error();
-      }
-      for (const StateUpdate& update : step->updates)
-        if (!site_of(step->value(update.state).name))
-          bytes += step->value(update.state).type.bytes();
-      outer.push_back(*std::move(step));
-    }
-    Explanation report{
-        local.at,
-        "local_steps",
-        {fmt::format("{} sites take {} step{} of {} samples each between two outer updates{}; "
-                     "outer parameters and states take {} more on each site",
-                     sites, local.every, local.every == 1 ? "" : "s", forward.batch,
-                     entries.size() == 1
-                         ? ""
-                         : fmt::format(" of {} parameters, {} after each multiple of {}",
-                                       joined[e].size(), local.offset, local.every),
-                     human_bytes(bytes))}};
-    const auto add = [&](Graph graph, int64_t at, bool beside) {
-      const OuterUpdate update{.every = local.every, .offset = at};
-      made.outer.push_back({std::move(graph), update, beside, local.at});
-    };
-    if (spec.is_delayed) {
-      Graph taken = taking_step(made.forward, sites, spec, region_tags);
-      report.lines.push_back(explain_delay(local, steps.size(), taken));
-      add(std::move(taken), local.offset, false);
-    }
-    if (local.mix > 0)
-      report.lines.push_back(
-          fmt::format("sites go on with {} of their own parameters and {} of the outer ones",
-                      local.mix, 1 - local.mix));
-    out.push_back(std::move(report));
-    for (size_t k = 0; k < outer.size(); ++k)
-      add(std::move(outer[k]), spec.is_delayed ? steps[k] : local.offset, local.delay > 0);
-    if (spec.is_delayed)
-      add(joining_step(made.forward, sites, spec, region_tags), first + local.delay, false);
-  }
-  return made;
+  return SiteMaker(forward, strategy, region_tags, out).run();
 }
 
 }  // namespace piper

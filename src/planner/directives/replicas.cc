@@ -39,7 +39,7 @@ class Chooser {
       PIPER_TRY(check_nested(lines, fmt::format(" of '{}'", quote_control(name))));
       cut_.rounds_of[name] = rounds_of(lines);
       if (const auto site = has_sites_ ? site_of(name) : std::nullopt)
-        cut_.lines_of[site->second] = lines;  // in an evaluation
+        cut_.lines_of[std::string(site->name)] = lines;  // in an evaluation
       cut_.lines_of[name] = std::move(lines);
     }
     return ok_status();

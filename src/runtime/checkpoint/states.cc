@@ -44,8 +44,7 @@ std::vector<CheckpointState> states_of(const PlanSet& set) {
   const bool has_sites = std::ranges::any_of(
       set.roles, [](const RoleProgram& role) { return !role.outer_updates.empty(); });
   for (CheckpointState& state : states)
-    if (has_sites && !name_without_site(state.name).empty())
-      state.kind = StateKind::kOptimizer, state.aliases.clear();
+    if (has_sites && site_of(state.name)) state.kind = StateKind::kOptimizer, state.aliases.clear();
   for (NamedTensor& tensor : untouched_of(set))
     if (known.insert(tensor.name).second)
       states.push_back({std::move(tensor.name), std::move(tensor.type), StateKind::kBuffer, {}});

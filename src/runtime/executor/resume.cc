@@ -68,7 +68,7 @@ void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointRe
   const bool is_optimizers = tensor.init.empty() && tensor.previous_of < 0;
   const bool is_of_job = is_optimizers && role.original(tensor).param.empty() &&
                          (is_loss_scale(names[0]) || is_count(names[0]));
-  // Random ops count steps, whatever is updated; then another state counts updates.
+  // Where random ops need a count of all steps, "step" is that, and "updates" counts the updates.
   if (is_of_job && (names[0] == "updates" || (names[0] == "step" && loading.count.empty())))
     loading.count = names[0];
   if (weights_only) names.erase(names.begin(), names.begin() + role.age(tensor));
@@ -93,8 +93,9 @@ void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointRe
   if (stored.dtype != tensor.type.dtype)
     loading.converted.push_back(fmt::format("{} ({} to {})", *found, info(stored.dtype).name,
                                             info(tensor.type.dtype).name));
-  const bool is_derived = tensor.previous_of >= 0 || names[0].ends_with(kAverage) ||
-                          name_without_site(names[0]) == *found;
+  const auto site = site_of(names[0]);
+  const bool is_derived =
+      tensor.previous_of >= 0 || names[0].ends_with(kAverage) || (site && site->name == *found);
   if (is_derived && found != names.begin())
     loading.derived.push_back(names[0]);
   else
@@ -124,7 +125,7 @@ void add_names(Error& error, const std::vector<std::string>& names, const std::s
     error.notes.push_back(fmt::format("and {} more", names.size() - kShown));
 }
 
-// `now`: the directory of the plans that go on.
+// Checks that the checkpoint fits the plans that go on, which are in the folder `now`.
 Status check_states(const StartOptions& asked, const Start& start, const Loading& loading,
                     const std::string& now) {
   const bool resumes = asked.how == How::kResume || asked.how == How::kResumeOrStart;
