@@ -5,6 +5,7 @@
 #include "piper/base/memory.h"
 #include "piper/plan/flops.h"
 #include "piper/plan/outer_updates.h"
+#include "piper/plan/sites.h"
 #include "piper/plan/verify.h"
 
 namespace piper::local_steps_test {

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "piper/base/float16.h"
 #include "piper/ir/ops.h"
 
 namespace piper {
@@ -52,6 +53,89 @@ struct Term {
 bool stands_before(const Term& a, const Term& b) {
   return std::pair(a.node, a.input) < std::pair(b.node, b.input);
 }
+
+// Makes 16-bit values of one use in f32: nodes of the use whose results nobody else reads are made
+// again, of operands in f32; all other values are converted. Products of what is only moved keep
+// their operands, and make sums in f32 of them.
+class Widening {
+ public:
+  // Takes the nodes from `first` on for those of the use.
+  Widening(Graph& graph, Builder& build, size_t first)
+      : graph_(graph), build_(build), first_(first) {
+    for (size_t n = first; n < graph.nodes.size(); ++n)
+      for (const ValueId input : graph.nodes[n].inputs) ++reads_[input];
+  }
+
+  ValueId run(ValueId value) {
+    while (true) {
+      const ValueId wanted = open_.empty() ? value : next_operand();
+      if (const auto made = in_f32(wanted)) {
+        if (open_.empty()) return *made;
+        open_.back().operands.push_back(*made);
+      } else {
+        open_.push_back({graph_.value(wanted).producer, {}});
+      }
+      if (!open_.empty()) finish_last();
+    }
+  }
+
+ private:
+  // Holds a node to make again, and its operands so far.
+  struct Remade {
+    NodeId node;
+    std::vector<ValueId> operands;
+  };
+
+  ValueId next_operand() const {
+    const Remade& last = open_.back();
+    return graph_.node(last.node).inputs[last.operands.size()];
+  }
+  void finish_last() {
+    const Node node = graph_.node(open_.back().node);  // a copy: the graph grows
+    if (open_.back().operands.size() < node.inputs.size()) return;
+    made_[open_.back().node] = build_.op(node.op, std::move(open_.back().operands), node.attrs);
+    open_.pop_back();
+  }
+  // Returns the value in f32; nothing: its producer is to be made again first.
+  std::optional<ValueId> in_f32(ValueId value) {
+    if (!value.valid() || !is_half(build_.type(value).dtype)) return value;
+    const NodeId maker = graph_.value(value).producer;
+    if (!is_of_use(maker)) return build_.cast(value, DType::kF32);
+    const Node node = graph_.node(maker);  // a copy: the graph grows
+    const auto has_one_reader = [&](ValueId output) {
+      const auto found = reads_.find(output);
+      return found == reads_.end() || found->second <= 1;
+    };
+    if (node.op == "Cast" || !std::ranges::all_of(node.outputs, has_one_reader))
+      return build_.cast(value, DType::kF32);
+    if (!made_.contains(maker)) {
+      const auto is_moved_input = [&](ValueId input) { return input.valid() && is_moved(input); };
+      if (node.op != "MatMul" || !std::ranges::all_of(node.inputs, is_moved_input)) return {};
+      Attrs attrs = node.attrs;
+      attrs.set("to", std::string(info(DType::kF32).name));
+      made_[maker] = build_.op(node.op, node.inputs, std::move(attrs));
+    }
+    return made_[maker][static_cast<size_t>(graph_.value(value).output_index)];
+  }
+  bool is_of_use(NodeId node) const { return node.valid() && node.index() >= first_; }
+  // Returns whether the value has elements of one that the use did not make, and no others.
+  bool is_moved(ValueId value) const {
+    for (NodeId maker = graph_.value(value).producer; is_of_use(maker);
+         maker = graph_.value(value).producer) {
+      const Node& node = graph_.node(maker);
+      if (find_op(node.op)->elements == OpDef::Elements::kMade) return false;
+      value = node.inputs[0];
+    }
+    return true;
+  }
+
+  Graph& graph_;
+  Builder& build_;
+  const size_t first_;
+  std::map<ValueId, int> reads_;                 // by nodes of the use
+  std::map<NodeId, std::vector<ValueId>> made_;  // by node that was made again: its results
+  std::vector<Remade> open_;                     // each makes an operand of the one before
+};
 
 class Sweep {
  public:
@@ -234,63 +318,17 @@ class Sweep {
     }
   }
 
-  bool narrow(ValueId value) const {
-    const DType dtype = build_.type(value).dtype;
-    return dtype == DType::kBF16 || dtype == DType::kF16;
-  }
-
   // Returns a contribution as it would be without its last rounding to 16 bits.
   ValueId unrounded(ValueId sum, size_t first) {
     const NodeId maker = graph_.value(sum).producer;
+    const auto is_narrow = [&](ValueId value) { return is_half(build_.type(value).dtype); };
     const bool widens = maker.valid() && maker.index() >= first &&
-                        graph_.node(maker).op == "Cast" && narrow(graph_.node(maker).inputs[0]) &&
-                        !narrow(sum);
-    if (!widens && !narrow(sum)) return sum;
-    std::map<ValueId, int> reads;  // by the nodes of this use
-    for (size_t n = first; n < graph_.nodes.size(); ++n)
-      for (ValueId input : graph_.nodes[n].inputs) ++reads[input];
-    std::map<NodeId, std::vector<ValueId>> done;
+                        graph_.node(maker).op == "Cast" &&
+                        is_narrow(graph_.node(maker).inputs[0]) && !is_narrow(sum);
+    if (!widens && !is_narrow(sum)) return sum;
     const ValueId wide =
-        in_f32(widens ? ValueId(graph_.node(maker).inputs[0]) : sum, first, reads, done);
-    return build_.type(wide).dtype == build_.type(sum).dtype || narrow(sum) ? wide : sum;
-  }
-  // Whether a value has elements of one that this use did not make, and makes none of its own.
-  bool is_moved(ValueId value, size_t first) const {
-    const NodeId maker = graph_.value(value).producer;
-    if (!maker.valid() || maker.index() < first) return true;
-    const Node& node = graph_.node(maker);
-    return find_op(node.op)->elements != OpDef::Elements::kMade && is_moved(node.inputs[0], first);
-  }
-
-  // Returns a 16-bit value in f32: nodes of this use whose results nobody else reads are made
-  // again, of operands in f32, but products of what is only moved, which keep their sums; all other
-  // values are converted.
-  ValueId in_f32(ValueId value, size_t first, const std::map<ValueId, int>& reads,
-                 std::map<NodeId, std::vector<ValueId>>& done) {
-    if (!narrow(value)) return value;
-    const NodeId maker = graph_.value(value).producer;
-    if (!maker.valid() || maker.index() < first) return build_.cast(value, DType::kF32);
-    const Node node = graph_.node(maker);  // a copy: the graph grows
-    const auto alone = [&](ValueId output) {
-      const auto found = reads.find(output);
-      return found == reads.end() || found->second <= 1;
-    };
-    if (node.op == "Cast" || !std::all_of(node.outputs.begin(), node.outputs.end(), alone))
-      return build_.cast(value, DType::kF32);
-    auto [known, is_new] = done.try_emplace(maker);
-    const auto moved = [&](ValueId input) { return input.valid() && is_moved(input, first); };
-    if (is_new && node.op == "MatMul" &&
-        std::all_of(node.inputs.begin(), node.inputs.end(), moved)) {
-      Attrs attrs = node.attrs;
-      attrs.set("to", std::string(info(DType::kF32).name));
-      known->second = build_.op(node.op, node.inputs, std::move(attrs));
-    } else if (is_new) {
-      std::vector<ValueId> inputs;
-      for (ValueId input : node.inputs)
-        inputs.push_back(input.valid() ? in_f32(input, first, reads, done) : input);
-      known->second = build_.op(node.op, std::move(inputs), node.attrs);
-    }
-    return known->second[static_cast<size_t>(graph_.value(value).output_index)];
+        Widening(graph_, build_, first).run(widens ? ValueId(graph_.node(maker).inputs[0]) : sum);
+    return build_.type(wide).dtype == build_.type(sum).dtype || is_narrow(sum) ? wide : sum;
   }
 
   // BI: an adjoint of a value that depends on inputs is reachable. All backward nodes were made as

@@ -2,6 +2,7 @@
 // a parameter in another type.
 #include <algorithm>
 #include <map>
+#include <ranges>
 #include <set>
 
 #include "piper/frontend/autodiff.h"
@@ -50,9 +51,13 @@ class Renamer {
   // reader's region.
   ValueId root_of(const Node& reader, ValueId value) const {
     const Node* node = forward_producer(value);
-    if (!node || !renames(*node) || graph_.tags_of(*node) != graph_.tags_of(reader)) return value;
-    if (node->op == "Cast") return node->inputs[0];
-    return forward_producer(node->inputs[0]) ? root_of(reader, node->inputs[0]) : value;
+    while (node && renames(*node) && graph_.tags_of(*node) == graph_.tags_of(reader)) {
+      const ValueId whole = node->inputs[0];
+      if (node->op == "Cast") return whole;
+      node = forward_producer(whole);
+      if (node) value = whole;
+    }
+    return value;
   }
 
   // Chooses as roots the values whose bytes are kept in any case, or are not more than those of the
@@ -70,17 +75,25 @@ class Renamer {
     }
   }
 
+  bool is_kept(ValueId value) const {
+    const NodeId producer = graph_.value(value).producer;
+    return chosen_.contains(value) || !producer.valid() || !renames(graph_.node(producer));
+  }
+  // Returns a copy of the value for the backward pass: of all views between it and what is kept.
   ValueId named_again(ValueId value, Pass pass) {
-    const NodeId original = graph_.value(value).producer;
-    if (chosen_.contains(value) || !original.valid() || !renames(graph_.node(original)))
-      return value;
-    const auto [it, is_new] = copies_.try_emplace({value, pass});
-    if (!is_new) return it->second;
-    Node copy = graph_.node(original);
-    copy.inputs[0] = named_again(copy.inputs[0], pass);
-    copy.pass = pass;
-    const NodeId again = graph_.add_copy(std::move(copy));
-    return copies_[{value, pass}] = graph_.node(again).outputs[0];
+    std::vector<ValueId> views;  // that have no copy yet, the value's own first
+    for (; !is_kept(value) && !copies_.contains({value, pass});
+         value = graph_.node(graph_.value(value).producer).inputs[0])
+      views.push_back(value);
+    ValueId copied = is_kept(value) ? value : copies_.at({value, pass});
+    for (const ValueId view : std::views::reverse(views)) {
+      Node copy = graph_.node(graph_.value(view).producer);
+      copy.inputs[0] = copied;
+      copy.pass = pass;
+      const NodeId again = graph_.add_copy(std::move(copy));
+      copied = copies_[{view, pass}] = graph_.node(again).outputs[0];
+    }
+    return copied;
   }
 
   Graph graph_;

@@ -7,6 +7,7 @@
 #include "piper/ir/ops.h"
 #include "piper/ir/optimizers.h"
 #include "piper/ir/rate.h"
+#include "piper/plan/sites.h"
 
 namespace piper {
 namespace {

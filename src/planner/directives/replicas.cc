@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "match.h"
+#include "piper/plan/sites.h"
 
 namespace piper {
 namespace {
