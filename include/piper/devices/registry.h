@@ -66,7 +66,6 @@ struct BackendKind {
   RoleProgram (*prepare)(RoleProgram role) = nullptr;
   FusedProgram (*join)(const Program& program) = nullptr;
 };
-std::span<const BackendKind> backend_kinds();
 
 // Returns names of the kinds that run plans, and of those that plans are made for.
 std::vector<std::string> backend_names();

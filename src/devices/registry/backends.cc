@@ -38,8 +38,8 @@ std::optional<int64_t> variable(const char* name, bool (*rest)(std::string_view)
   const int64_t number = std::strtoll(text, &end, 10);
   return *end == '\0' || (rest != nullptr && rest(end)) ? std::optional(number) : std::nullopt;
 }
-// Slurm writes "8(x2)" where two hosts have 8 tasks each, and a list where hosts have other
-// numbers.
+// Returns whether all hosts have as many. Slurm writes "8(x2)" where two hosts have 8 tasks each,
+// and a list where their numbers differ.
 bool is_of_each_host(std::string_view rest) {
   return rest.starts_with("(x") && rest.find(',') == rest.npos;
 }
@@ -134,7 +134,6 @@ int64_t device_number(const BackendOptions& options) {
   return here ? here->place : options.place;
 }
 
-std::span<const BackendKind> backend_kinds() { return kKinds; }
 std::vector<std::string> backend_names() { return names_of(runs); }
 std::vector<std::string> target_names() { return names_of(is_target); }
 Result<const BackendKind*> find_backend(std::string_view name) {

@@ -166,11 +166,6 @@ std::string print_child(const Field& field, const void* object) {
 template <auto... Steps>
 inline constexpr Member child = {read_child<Steps...>, print_child<Steps...>};
 
-// Reads a word that is the only one: nothing keeps it.
-Status read_only_word(const Field&, const yaml::Entry&, const Reading&, void*);
-std::string print_only_word(const Field&, const void*);
-inline constexpr Member only_word = {read_only_word, print_only_word};
-
 // ---- Objects ------------------------------------------------------------------------------------
 
 template <class T>

@@ -136,10 +136,6 @@ std::string print_inside(const Field& field, const void* object) {
   return text == "{}" && field.presence == kOptional ? "" : text;
 }
 
-std::string print_only_word(const Field& field, const void*) {
-  return std::string(field.form.words[0].name);
-}
-
 std::string print_entries(const Object& object, const void* from) {
   std::vector<std::string> entries;
   for (const Field& field : object.fields) {

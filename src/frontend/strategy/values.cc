@@ -161,11 +161,6 @@ Status read_inside(const Field& field, const yaml::Entry& entry, const Reading& 
                   field.name);
 }
 
-Status read_only_word(const Field& field, const yaml::Entry& entry, const Reading& reading, void*) {
-  PIPER_TRY(read_word(field, entry.value, reading));
-  return ok_status();
-}
-
 Status read_map(const Object& object, const yaml::Node& node, const SourceSpan& at,
                 const Reading& reading, void* out, std::string_view key) {
   PIPER_ASSIGN(const Fields map, read(node, at, object.name, key));

@@ -32,6 +32,12 @@ Status check_float(const OpTypes& use, size_t input) {
   return fail("input {} must be floating point, but is {}", input, to_string(use.inputs[input]));
 }
 
+TypesResult float_types(const OpTypes& use) {
+  PIPER_TRY(check_arity(use, 1, 1));
+  PIPER_TRY(check_float(use, 0));
+  return std::vector<TensorType>{use.inputs[0]};
+}
+
 Status check_index(const OpTypes& use, size_t input) {
   if (is_index(use.inputs[input].dtype)) return ok_status();
   return fail("input {} must hold i64 or i32 indices, but is {}", input,
@@ -111,6 +117,12 @@ OpAttribute whole_of_parts() {
               return has_input(use, static_cast<size_t>(first.second));
             });
           }};
+}
+
+Attrs localise_shape(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+  Attrs attrs = use.attrs;
+  attrs.set("shape", local_outputs[0]);
+  return attrs;
 }
 
 Cost per_element(const OpTypes& use, double flops) {

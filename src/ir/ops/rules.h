@@ -16,6 +16,8 @@ namespace piper {
 using enum OpAttribute::Kind;
 // The attribute `whole`: of how many a part is, where the use is told at which of them it begins.
 OpAttribute whole_of_parts();
+// Returns the attributes of a rank's share, where `shape` is that of the result (OpDef::localise).
+Attrs localise_shape(const OpTypes& use, const std::vector<Shape>& local_outputs);
 
 // ---- Types ------------------------------------------------------------------------------------
 
@@ -32,6 +34,8 @@ inline bool has_input(const OpTypes& use, size_t i) {
 // "f32[2,3], f32[3]": the operands, for an error sentence.
 std::string operands(const OpTypes& use);
 Status check_float(const OpTypes& use, size_t input);
+// Returns the type of the only input, which has floats, for a result of the same type.
+TypesResult float_types(const OpTypes& use);
 Status check_index(const OpTypes& use, size_t input);
 // Checks an optional i64[] that says where a part of a letter begins (LoopRule::firsts).
 Status check_first(const OpTypes& use, size_t input);

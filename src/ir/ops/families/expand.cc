@@ -20,19 +20,13 @@ Grads expand_gradient(Builder& build, const GradientArgs& args) {
 
 LoopRule expand_rule(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
 
-Attrs expand_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
-  Attrs attrs = use.attrs;
-  attrs.set("shape", local_outputs[0]);
-  return attrs;
-}
-
 }  // namespace
 
 std::vector<OpDef> expand_ops() {
   OpDef def{
       .name = "Expand", .types = expand_types, .gradient = expand_gradient, .loops = expand_rule};
   def.cost = moves;
-  def.localise = expand_localise;
+  def.localise = localise_shape;
   def.first_byte = same_bytes;
   def.samples = {{.inputs = {f64({3})}, .attrs = {{"shape", Shape{4, 3}}}},
                  {.inputs = {f64({3})}, .attrs = {{"shape", Shape{1, 3}}}},

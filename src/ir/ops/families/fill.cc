@@ -15,18 +15,12 @@ TypesResult fill_types(const OpTypes& use) {
 
 LoopRule fill_rule(const OpTypes& use) { return pointwise_loops(use, {}); }
 
-Attrs fill_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
-  Attrs attrs = use.attrs;
-  attrs.set("shape", local_outputs[0]);
-  return attrs;
-}
-
 }  // namespace
 
 std::vector<OpDef> fill_ops() {
   OpDef def{.name = "Fill", .types = fill_types, .loops = fill_rule};
   def.cost = moves;
-  def.localise = fill_localise;
+  def.localise = localise_shape;
   def.samples = {{.attrs = {{"shape", Shape{4, 3}}, {"value", 1.5}, {"dtype", "f64"}}},
                  {.attrs = {{"shape", Shape{2}}, {"value", 7.0}, {"dtype", "i64"}}}};
   def.attributes = {{"shape", kIntegers}, {"value", kReal}, {"dtype", kText}};

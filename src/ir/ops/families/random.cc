@@ -89,12 +89,6 @@ TypesResult random_types(const OpTypes& use) {
 
 LoopRule random_loops(const OpTypes& use) { return draw_loops(use, 0); }
 
-Attrs random_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
-  Attrs attrs = use.attrs;
-  attrs.set("shape", local_outputs[0]);
-  return attrs;
-}
-
 TypesResult dropout_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 3, size_t(-1)));
   PIPER_TRY(check_float(use, 0));
@@ -132,7 +126,7 @@ Attrs drawn(std::string_view distribution, double shift, double scale) {
 std::vector<OpDef> random_ops() {
   OpDef random{.name = "Random", .types = random_types, .loops = random_loops};
   random.cost = element_cost<20>;
-  random.localise = random_localise;
+  random.localise = localise_shape;
   random.draws = 0;
   random.samples = {{.inputs = {i64({}), i64({})}, .attrs = drawn("uniform", -1, 3)},
                     {.inputs = {i64({}), i64({})}, .attrs = drawn("normal", 0.5, 2)}};

@@ -27,12 +27,6 @@ LoopRule reshape_rule(const OpTypes& use) {
   return build.rule;
 }
 
-Attrs reshape_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
-  Attrs attrs = use.attrs;
-  attrs.set("shape", local_outputs[0]);
-  return attrs;
-}
-
 }  // namespace
 
 std::vector<OpDef> reshape_ops() {
@@ -41,7 +35,7 @@ std::vector<OpDef> reshape_ops() {
             .gradient = reshape_gradient,
             .loops = reshape_rule};
   def.cost = moves;
-  def.localise = reshape_localise;
+  def.localise = localise_shape;
   def.in_place = {{0, 0}};
   def.elements = OpDef::Elements::kPart;
   def.first_byte = same_bytes;

@@ -5,12 +5,6 @@
 namespace piper {
 namespace {
 
-TypesResult silu_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 1, 1));
-  PIPER_TRY(check_float(use, 0));
-  return std::vector<TensorType>{use.inputs[0]};
-}
-
 TypesResult pair_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 2));
   PIPER_TRY(check_float(use, 0));
@@ -47,7 +41,7 @@ OpDef pointwise(OpDef def, int inputs) {
 std::vector<OpDef> silu_ops() {
   return {
       pointwise(
-          {.name = "Silu", .types = silu_types, .gradient = silu_gradient, .loops = silu_rule}, 1),
+          {.name = "Silu", .types = float_types, .gradient = silu_gradient, .loops = silu_rule}, 1),
       pointwise({.name = "SiluGrad", .types = pair_types, .loops = pair_rule}, 2),
       pointwise(
           {.name = "SwiGlu", .types = pair_types, .gradient = swiglu_gradient, .loops = pair_rule},

@@ -6,12 +6,6 @@
 namespace piper {
 namespace {
 
-TypesResult float_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 1, 1));
-  PIPER_TRY(check_float(use, 0));
-  return std::vector<TensorType>{use.inputs[0]};
-}
-
 TypesResult number_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   if (use.inputs[0].dtype == DType::kBool) {
