@@ -359,8 +359,9 @@ TEST(PartsOfRegions, RefuseWhatMixesADim) {
        "cannot be cut into 5 equal parts"},
       {R"(  - split: {scope: "**/h/{layer}/fc", tensor: "**/proj/*", dim: 0, into: 2})",
        "no parameter that the scope reads matches"},
-      {R"(  - split: {scope: "**/fc", dim: batch, into: 2})", "'dim: batch' beside 'scope'"},
-      {R"(  - split: {dim: 1, into: 2})", "dim 1 of what?"},
+      {R"(  - split: {scope: "**/fc", dim: batch, into: 2})",
+       "'dim: batch' cannot be combined with 'scope'"},
+      {R"(  - split: {dim: 1, into: 2})", "dim 1 needs a scope"},
       {kTokens + R"(  - split: {scope: "**/h/{layer}/fc", dim: 1, into: 2, as: other})",
        "is in parts already"},
   };

@@ -523,11 +523,11 @@ TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
   refused({"", kChunks + "  - split: {dim: tokens, into: 2, as: more}\n"},
           "tokens are split twice");
   refused({"", "  - split: {scope: \"**/fc\", dim: tokens, into: 2}\n"},
-          "'dim: tokens' beside 'scope'");
+          "'dim: tokens' cannot be combined with 'scope'");
   refused({"", "  - split: {dim: tokens, into: 2, sizes: [16, 15]}\n"}, "are 31 in all");
   refused({"", "  - split: {dim: tokens, into: 2, sizes: [32]}\n"}, "1 sizes of 2 chunks");
   refused({"", "  - split: {dim: tokens, into: 2, sizes: [16, 16], by: cost}\n"},
-          "'by' beside 'sizes'");
+          "'by' cannot be combined with 'sizes'");
   refused({"", "  - split: {dim: batch, into: 2, by: cost}\n"}, "'by' is for chunks of tokens");
   refused({"", "  - split: {dim: samples, into: 3}\n"},
           "8 samples a microbatch cannot be cut into 3 shares");

@@ -306,8 +306,8 @@ TEST_F(DataTest, TokenErrors) {
             "odd.bin: 3 bytes are no whole number of 2-byte tokens");
   EXPECT_EQ(open_message({write("none.bin", "")}, {ids(1, 4)}, 1).substr(0, 8), "none.bin");
   EXPECT_EQ(open_message({file}, {ids(2, 4), {"other", {DType::kI64, {2, 4}}}}, 2),
-            "t.bin: which of 'ids' and 'other' takes the next tokens? Exactly one name must "
-            "contain \"label\" or \"target\"");
+            "t.bin: of 'ids' and 'other', exactly one name must contain \"label\" or \"target\": "
+            "that input takes the next tokens");
   EXPECT_EQ(
       open_message({file}, {ids(2, 4), labels(2, 3)}, 2),
       "t.bin: inputs 'ids' and 'labels' have the lengths 4 and 3; one token file cannot feed both");

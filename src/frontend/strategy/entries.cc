@@ -35,7 +35,7 @@ struct Entries {
   std::vector<LeftOut>& left_out;
   ErrorList& errors;
 
-  // An entry with a wrong `when` counts, so that the rest of it is read.
+  // Returns whether the entry counts. One with a wrong `when` does, so that the rest of it is read.
   bool counts(yaml::Node& entry) const {
     const Result<bool> when = take_when(entry, scope);
     if (!when) errors.add(when.error());

@@ -1,4 +1,4 @@
-// Integer expressions: their values.
+// Computes the values of integer expressions.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -26,8 +26,10 @@ Status check_local_steps(const Fields&, const Reading& reading, LocalSteps& out)
   for (const LocalSteps& one : reading.strategy.local_steps) {
     const auto first = fmt::format("first at {}", yaml::place(one.at));
     if (one.over != out.over)
-      return fail(out.over_at, "the sites of all local_steps are those of one axis: '{}' or '{}'?",
-                  one.over, out.over)
+      return fail(out.over_at,
+                  "local_steps: 'over' is '{}', and that of another one is '{}'; sites are on one "
+                  "axis",
+                  out.over, one.over)
           .with_note(first);
     if (!one.match && !out.match)
       return fail(out.at, "two directives say how sites take local steps")

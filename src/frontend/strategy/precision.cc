@@ -24,8 +24,8 @@ Status check_scale(const Fields& map, const Reading&, LossScale& scale) {
   scale.dynamic = map["static"] == nullptr;
   for (const Field& field : kLossScale)
     if (!scale.dynamic && field.name != "static" && map[field.name])
-      return fail(map.key_at(field.name), "'{}' beside 'static', which is never changed",
-                  field.name);
+      return fail(map.key_at(field.name),
+                  "'{}' cannot be combined with 'static', which is never changed", field.name);
   return ok_status();
 }
 
@@ -55,7 +55,8 @@ Status check_precision(const Fields& map, const Reading& reading, Precision& pre
   if (precision.compute == DType::kF64)
     for (const char* key : {"match", "where", "keep", "accumulate", "master"})
       if (map[key])
-        return fail(map.key_at(key), "'{}' beside 'compute: f64', which is for the whole model",
+        return fail(map.key_at(key),
+                    "'{}' cannot be combined with 'compute: f64', which is for the whole model",
                     key);
   const Split* split = reading.strategy.batch_split();
   const std::string micro = split ? split->as : "pass";

@@ -63,7 +63,7 @@ class RateReader {
     return name;
   }
 
-  // A name after '$' is a param, whatever else has that name.
+  // Returns the text of a name. After '$' it is a param, whatever else has that name.
   Result<std::string> name(const expr::Node& node) const {
     const std::string_view name = tree_.name(node);
     const bool is_param = node.begin > 0 && (tree_.text[static_cast<size_t>(node.begin) - 1] == '$' ||

@@ -8,7 +8,8 @@ Status check_recompute(const Fields& map, const Reading& reading, Recompute& rec
   PIPER_TRY(check_where_of_ops(recompute.where, "recompute", {"pass"}));
   for (const char* key : {"match", "ops"})
     if (map["budget"] && map[key])
-      return fail(map.key_at(key), "recompute: '{}' beside 'budget', which chooses the ops itself",
+      return fail(map.key_at(key),
+                  "recompute: '{}' cannot be combined with 'budget', which chooses the ops itself",
                   key);
   recompute.micro = reading.strategy.micro_name();
   return ok_status();

@@ -21,7 +21,8 @@ Status check_choice(const Fields& map, ShardRule& shard) {
   for (const char* key : {"match", "input", "scope", "sends", "attention"}) {
     if (!map[key]) continue;
     if (std::exchange(given, true))
-      return fail(map.key_at(key), "shard: '{}' beside another choice of tensors", key)
+      return fail(map.key_at(key), "shard: '{}' cannot be combined with another choice of tensors",
+                  key)
           .with_note("help: a directive for each");
     shard.of_at = map[key]->at;
   }
@@ -43,9 +44,12 @@ Status check_shard(const Fields& map, const Reading&, ShardRule& shard) {
   if (!map["dim"] && shard.has_dim()) return fail(map.at(), "'shard' needs the key 'dim'");
   if (map["dim"] && shard.attention)
     return fail(shard.dim_at,
-                "shard: 'dim' beside 'attention', which has the tokens that inputs give it");
+                "shard: 'dim' cannot be combined with 'attention', which has the tokens that "
+                "inputs give it");
   if (map["dim"] && shard.sends)
-    return fail(shard.dim_at, "shard: 'dim' beside 'sends', whose parts are runs of the elements");
+    return fail(
+        shard.dim_at,
+        "shard: 'dim' cannot be combined with 'sends', whose parts are runs of the elements");
   if (!shard.by && shard.attention)
     return fail(map.at(), "'shard' of attention needs the key 'by'");
   if (shard.by && !shard.attention) return fail(map.key_at("by"), "shard: 'by' is for attention");

@@ -87,7 +87,8 @@ Status check_of_samples(const Fields& map, const Reading& reading, const Split& 
       return fail(map.key_at(key), "split: '{}' without 'scope', the ops that are cut", key)
           .with_note("help: 'scope' names a region of ops, 'tensor' what of its operands is cut");
   if (split.dim)
-    return fail(split.dim_at, "split: dim {} of what? A number is a dim of what a region reads",
+    return fail(split.dim_at,
+                "split: dim {} needs a scope, as a number is a dim of what its ops read",
                 *split.dim)
         .with_note(
             "help: `scope: \"h/{layer}/mlp/**\"` names its ops; `dim: batch` makes "
@@ -113,7 +114,8 @@ Status check_sizes(const Fields& map, const Split& split) {
     return fail(map.key_at("sizes"), "split: 'sizes' is for chunks of tokens and shares of samples")
         .with_note("help: `dim: tokens`, or `dim: samples`");
   if (map["sizes"] && map["by"])
-    return fail(map.key_at("by"), "split: 'by' beside 'sizes', which say how many tokens each has");
+    return fail(map.key_at("by"),
+                "split: 'by' cannot be combined with 'sizes', which say how many tokens each has");
   if (map["sizes"] && std::ssize(split.sizes) != split.into)
     return fail(split.sizes_at, "split: {} sizes of {} {}", split.sizes.size(), split.into,
                 split.of_tokens ? "chunks" : "shares");
@@ -129,7 +131,8 @@ Status check_split(const Fields& map, const Reading& reading, Split& split) {
     split.scope_at = map["scope"]->at;
     if (map["tensor"]) split.tensor_at = map["tensor"]->at;
     if (!split.dim)
-      return fail(split.dim_at, "split: 'dim: {}' beside 'scope'", named_dim(split))
+      return fail(split.dim_at, "split: 'dim: {}' cannot be combined with 'scope'",
+                  named_dim(split))
           .with_note(
               "help: 'dim' is the number of a dim there: of most values samples are dim 0, and "
               "tokens dim 1");

@@ -48,7 +48,7 @@ Result<Strategy> parse_strategy(const std::string& name, const std::vector<Defin
   }
   choose_entries(sections, files, choice, scope, errors);
   out.left_out = std::move(sections.left_out);
-  // What is wrong after a clash may come of it.
+  // Errors after a clash may be due to it, so they are not listed.
   if (choice.clashed()) return errors.status().error();
   // What a strategy asks of its params is said only: further errors may come of them.
   if (errors.empty()) PIPER_TRY(check_required(sections, scope, defines));

@@ -239,7 +239,8 @@ Status check_group(const Fields& map, const Reading&, GroupEntry& one) {
     return fail(map.at(), "'group' needs the key 'match' or 'of'");
   for (const char* key : {"lr", "weight_decay"})
     if (one.group.optimizer && map[key])
-      return fail(map.key_at(key), "'{}' beside an optimizer of the group's own", key)
+      return fail(map.key_at(key), "'{}' cannot be combined with an optimizer of the group's own",
+                  key)
           .with_note(fmt::format("help: write 'optimizer: {{{}: {{{}: …}}}}'",
                                  one.group.optimizer->name, key));
   return ok_status();

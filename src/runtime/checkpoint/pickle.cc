@@ -217,7 +217,7 @@ class PickleReader {
     PIPER_ASSIGN(std::vector<uint32_t> items, pop(2));
     const Pickle& so_far = pickle_;
     if (!so_far.is(items[0], Kind::kGlobal) || !so_far.is(items[1], Kind::kTuple))
-      return error("it makes an object of what is no class and its arguments");
+      return error("an object needs a class and a tuple of arguments, and finds others");
     if (is_object) items.pop_back();
     return push({is_object ? Kind::kObject : Kind::kCall, 0, {}, std::move(items)});
   }
@@ -225,7 +225,7 @@ class PickleReader {
     PIPER_ASSIGN(const std::vector<uint32_t> state, pop(1));
     PickleValue* object = stack_.size() > floor() ? &pickle_.values_[stack_.back()] : nullptr;
     if (object == nullptr || object->kind != Kind::kObject || object->items.size() != 1)
-      return error("it sets the state of what is no new object");
+      return error("a state needs a new object before it, and finds none");
     object->items.push_back(state[0]);
     return ok_status();
   }

@@ -156,7 +156,8 @@ class TorchArchive {
       return error(at, fmt::format("'{}' is not where the archive says", quote_control(name)));
     const uint64_t begin = local + kLocal + number(local + 26, 2) + number(local + 28, 2);
     if (begin > end || size > end - begin)
-      return error(at, fmt::format("'{}' ends behind the archive", quote_control(name)));
+      return error(at,
+                   fmt::format("'{}' extends past the end of the archive", quote_control(name)));
     if (!members_.emplace(name, Member{begin, size, static_cast<uint32_t>(number(at + 16, 4))})
              .second)
       return error(at, fmt::format("two members are named '{}'", quote_control(name)));

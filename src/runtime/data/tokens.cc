@@ -154,7 +154,8 @@ Result<std::vector<Take>> find_takes(std::span<const InputNeed> needs,
                 names.size(), join(names, ", "));
   if (names.size() == 2 && labels != 1)
     return fail(
-        "which of {} takes the next tokens? Exactly one name must contain \"label\" or \"target\"",
+        "of {}, exactly one name must contain \"label\" or \"target\": that input takes the next "
+        "tokens",
         join(names, " and "));
   if (names.size() == 1) std::replace(takes.begin(), takes.end(), Take::kLabels, Take::kIds);
   return takes;

@@ -168,7 +168,7 @@ void Recorder::write(const char* why, Stack stack) {
   close(file);
 }
 
-// A rank that waits looks around, and is not the one that others wait for.
+// A rank that waits looks around, so only one that neither looks nor goes on stands still.
 bool Recorder::stands_still(double now_us) {
   const uint64_t done = this->done();
   const int64_t look = seat_.looked_ns.load(std::memory_order_relaxed);
@@ -196,7 +196,7 @@ struct Watchman::Thread {
       for (std::atomic<Recorder*>& slot : all_recorders) {
         Recorder* const one = slot.load(std::memory_order_acquire);
         if (one != nullptr && one->stands_still(now_us()))
-          one->write("it stands still, and waits for nobody", Recorder::Stack::kOfRank);
+          one->write("it makes no progress, and waits for no other rank", Recorder::Stack::kOfRank);
       }
     }
   }

@@ -37,7 +37,8 @@ Result<std::unique_ptr<Worker>> Worker::start(std::function<void()> work, int co
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (!problem) return made;
-  return fail("no thread beside the rank's: {}", *problem).with_code(ExitCode::kStorage);
+  return fail("the system refused a second thread for the rank: {}", *problem)
+      .with_code(ExitCode::kStorage);
 }
 
 Worker::~Worker() {
