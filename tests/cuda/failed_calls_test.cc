@@ -50,7 +50,7 @@ struct Outcome {
   double seconds = 0;
 };
 
-Outcome train(const PlanSet& set, bool graphs) {
+Outcome train(const PlanSet& set, bool graphs, const std::function<void()>& begin_first = {}) {
   Outcome made;
   const Numbers data(*data_needs(set));
   JobOptions options;
@@ -59,6 +59,10 @@ Outcome train(const PlanSet& set, bool graphs) {
   options.threads = 1;
   options.graphs = graphs;
   options.start_timeout_s = options.grace_s = kNever;
+  options.before_step = [&](int64_t rank, int64_t step, const Executor&) -> Status {
+    if (rank == 0 && step == 0 && begin_first) begin_first();
+    return ok_status();
+  };
   const auto begun = std::chrono::steady_clock::now();
   std::vector<Result<JobResult>> ranks = run_over_nccl(set, data, options, kNever);
   made.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
@@ -81,7 +85,7 @@ std::vector<std::pair<std::string, int64_t>> count_calls(const PlanSet& set, boo
 }
 
 // Calls without which a job goes on: those that release what it has had, the first try for memory
-// that other processes may map, and what makes graphs, where all ranks say that they have none.
+// that other processes may map, and those of a graph, where all ranks say that they have none.
 bool may_go_on(const std::string& call, const std::string& said) {
   const auto has = [&](const char* word) { return call.find(word) != std::string::npos; };
   const bool releases = has("Destroy") || has("Free") || has("Release") || has("Unmap") ||
@@ -152,6 +156,20 @@ TEST_P(FailedCalls, EndTheJobOrChangeNothing) {
   fmt::print("{}: {} ended, {} went on, {} were not reached; the longest took {:.2f} s\n", job.name,
              ended, went_on, not_reached, longest);
   EXPECT_GT(ended, failures / 3);
+}
+
+// The second step makes graphs. What failed in the first is no reason to do without them.
+TEST_P(FailedCalls, OfTheFirstStepEndTheJob) {
+  const auto plans = compile_mlp(GetParam());
+  ASSERT_TRUE(plans) << print_error(plans.error());
+  for (const char* call : {"cuLaunchKernel", "cuMemcpyAsync"}) {
+    const Outcome made = train(plans->set, true, [&] { fail_call(call, 1); });
+    EXPECT_TRUE(fail_call("", 0)) << call << " was not called";
+    EXPECT_EQ(report(), 0);
+    ASSERT_EQ(made.errors.size(), static_cast<size_t>(plans->set.world()));
+    EXPECT_TRUE(names(made, call)) << print_error(made.errors[0]);
+    EXPECT_LT(made.seconds, kAtOnce);
+  }
 }
 INSTANTIATE_TEST_SUITE_P(
     Jobs, FailedCalls,

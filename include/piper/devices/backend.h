@@ -125,7 +125,7 @@ class Backend {
   // told of those in it.
   virtual bool can_capture() const { return false; }
   virtual Status begin_capture(int32_t /*stream*/) { return ok_status(); }
-  // Error: it cannot be kept, and none of it has been done.
+  // Error: it cannot be kept, and none of it is done. (That of begin_capture is of work before.)
   virtual Result<int32_t> end_capture(int32_t /*stream*/) { return 0; }
   virtual void launch_graph(int32_t /*graph*/, int32_t /*stream*/) {}
 

@@ -135,7 +135,8 @@ Result<std::unique_ptr<Fabric>> Cuda::make_fabric(const FabricSource& source) {
 Result<int32_t> Cuda::end_capture(int32_t stream) {
   device_->enter();
   CuGraph* graph = nullptr;
-  note("cuStreamEndCapture", driver_.cuStreamEndCapture(device_->stream(stream), &graph));
+  if (std::exchange(is_capturing_, false))
+    note("cuStreamEndCapture", driver_.cuStreamEndCapture(device_->stream(stream), &graph));
   Status captured = told();
   CuGraphExec* made = nullptr;
   if (captured)

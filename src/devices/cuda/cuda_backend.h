@@ -159,7 +159,8 @@ class Cuda final : public Backend {
   Status begin_capture(int32_t stream) override {
     device_->enter();
     PIPER_TRY(told());
-    PIPER_CU(driver_, cuStreamBeginCapture_v2, device_->stream(stream), kCaptureThread);
+    is_capturing_ = note("cuStreamBeginCapture",
+                         driver_.cuStreamBeginCapture_v2(device_->stream(stream), kCaptureThread));
     return ok_status();
   }
   Result<int32_t> end_capture(int32_t stream) override;
@@ -205,7 +206,7 @@ class Cuda final : public Backend {
   const Driver& driver_;
   const CudaOptions options_;
   const AlgorithmTable algorithms_;
-  bool has_said_no_limits_ = false;
+  bool has_said_no_limits_ = false, is_capturing_ = false;
   std::unique_ptr<Products> products_;  // null: no program has any
   // Nothing before the first is bound; an error where no cuDNN can be had.
   std::optional<Result<std::unique_ptr<Attentions>>> attentions_;

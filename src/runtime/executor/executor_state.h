@@ -211,9 +211,11 @@ Status queue_section(Executor::State& state, const BoundSection& section, int64_
 void skip_section(Executor::State& state);
 // The host waits until the event is complete, as long as it waits for another rank.
 Status wait_for(Executor::State& state, int32_t event, int64_t step);
+// Returns the error, of the device's work, with the rank and the step.
+Error of_step(const Executor::State& state, int64_t step, Error error);
 // Runs the instructions of an op in order; returns when they are done.
 Status run_op(Executor::State& state, const Op& op);
-// Prepares at load: events, streams, and what is in host memory.
+// Prepares events, streams and host memory. Called at load.
 Status prepare_queues(Executor::State& state);
 Status prepare_section(Executor::State& state, BoundSection& section);
 // Prepares at load the events for a trace, where one is kept and the backend knows times.

@@ -127,8 +127,8 @@ Result<bool> capture_body(State& state, int64_t step) {
   const int64_t sections = state.sections;
   Status made = ok_status();
   for (int64_t ahead = 0; ahead < 2 && made; ++ahead) {
-    made = state.backend.begin_capture(queues.all[0]);
-    if (!made) break;
+    if (Status before = state.backend.begin_capture(queues.all[0]); !before)
+      return of_step(state, std::max<int64_t>(step - 1, 0), std::move(before).error());
     state.sections = sections + ahead;
     Status queued = queue_all(state, state.body, step + ahead, true, /*is_timed=*/false);
     state.sections = sections;

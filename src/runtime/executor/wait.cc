@@ -19,12 +19,6 @@ Error late(const Executor::State& state, int64_t step) {
       .with_code(ExitCode::kPeer);
 }
 
-Error of_step(const Executor::State& state, int64_t step, Error error) {
-  error.message =
-      fmt::format("rank {}, step {}: {}", state.control.rank(), step + 1, error.message);
-  return error;
-}
-
 Status look_around(Executor::State& state, Patience& patience, int64_t step) {
   PIPER_TRY(state.control.check_stopped());
   if (Status status = state.fabric.poll(); !status)
@@ -33,6 +27,12 @@ Status look_around(Executor::State& state, Patience& patience, int64_t step) {
 }
 
 }  // namespace
+
+Error of_step(const Executor::State& state, int64_t step, Error error) {
+  error.message =
+      fmt::format("rank {}, step {}: {}", state.control.rank(), step + 1, error.message);
+  return error;
+}
 
 Status wait_for(Executor::State& state, int32_t event, int64_t step) {
   std::optional<Patience> patience;
