@@ -79,15 +79,15 @@ TEST_F(Flight, AGoodJobLeavesNothing) {
 
 // Rank 1 lags in each forward; nobody lags in what both do alike.
 TEST_F(Flight, ASlowRankIsNamed) {
-  const auto [code, output] =
-      run("ddp", "--steps 20 --metrics " + path("slow.jsonl"), "lag@1:*:forward");
+  const auto [code, output] = run("ddp", "--steps 20 --out " + path("slow"), "lag@1:*:forward");
   ASSERT_EQ(code, 0) << output;
   EXPECT_TRUE(std::regex_search(output, std::regex("rank 1 takes \\d+\\.\\d x the others in F: ")))
       << output;
   EXPECT_EQ(output.find("rank 0 takes"), std::string::npos) << output;
-  const std::string lines = read("slow.jsonl");
+  const std::string lines = read("slow/metrics.jsonl"), values = read("slow/metrics.prom");
   EXPECT_NE(lines.find("\"slow\":[{\"rank\":1,\"in\":\"F\""), std::string::npos) << lines;
   EXPECT_NE(lines.find("\"spent_ms\":{\"F\":"), std::string::npos) << lines;
+  EXPECT_NE(values.find("\npiper_spent_seconds{on=\"data\"} "), std::string::npos) << values;
 }
 
 // The same FLOPs and peak mean the same MFU where the time is the same: halved by twice the peak.

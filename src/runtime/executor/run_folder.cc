@@ -81,6 +81,7 @@ Status RunFolder::begin_events(std::optional<int64_t> first_step) {
 Status RunFolder::add(const StepMetrics& metrics) {
   if (folder_.empty()) return ok_status();
   last_ = metrics;
+  for (const auto& [kind, ms] : metrics.spent_ms) spent_seconds_[kind] = ms / 1e3;
   PIPER_TRY(events_.add(metrics.step + 1, scalars_of(metrics)));
   if (std::chrono::steady_clock::now() - written_ < kBetweenValues) return ok_status();
   return write_values();
@@ -147,7 +148,8 @@ std::string_view help_of(std::string_view name) {
       {"steps_skipped", "steps so far that made no update"},
       {"mfu", "share of the peak of all devices that the model's own work takes"},
       {"tokens_per_second", "tokens of the last step over its time"},
-      {"step_duration_seconds", "time of the last step"}};
+      {"step_duration_seconds", "time of the last step"},
+      {"spent_seconds", "time of a step by what ranks do, in the mean over ranks and 20 steps"}};
   for (const auto& [known, help] : kHelp)
     if (known == name) return help;
   return name;
@@ -181,6 +183,9 @@ Status RunFolder::write_values() {
   for (const auto& [set, metrics] : evaluated_)
     text += fmt::format("piper_evaluation_loss{{set=\"{}\"}} {}\n", label_value(set),
                         number(metrics.loss));
+  if (!spent_seconds_.empty()) text += heading_of("spent_seconds");
+  for (const auto& [kind, seconds] : spent_seconds_)
+    text += fmt::format("piper_spent_seconds{{on=\"{}\"}} {}\n", kind, number(seconds));
   return replace_file(folder_ + "/metrics.prom", text);
 }
 

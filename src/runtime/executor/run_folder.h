@@ -30,6 +30,7 @@ class RunFolder {
   std::string folder_;
   TensorBoardFile events_;
   StepMetrics last_;
+  std::map<std::string, double> spent_seconds_;         // a step's, as last known: by what ranks do
   std::map<std::string, EvaluationMetrics> evaluated_;  // by set: the last
   int64_t steps_ = 0;
   bool trains_ = true;
