@@ -25,9 +25,10 @@ void FaultFlags::add(CLI::App& app, RunOptions& run) {
                  "ends the job with exit 11")
       ->type_name("N")
       ->check(a_count(1));
-  app.add_option("--peak", run.job.peak_flops,
-                 "peak FLOPs per second of a rank's device, such as 989e12, for the MFU of steps "
-                 "(default: measured on CPUs; none on GPUs)")
+  app.add_option(
+         "--peak", run.job.peak_flops,
+         "peak FLOPs per second of a rank's device, such as 989e12, for the MFU of steps "
+         "(default: measured on CPUs; known of GPUs of compute capability 8.0, 9.0 and 10.0)")
       ->type_name("FLOPS")
       ->check(between(1e6, 1e18, "a number from 1e6 to 1e18"));
 }
