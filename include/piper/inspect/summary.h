@@ -152,8 +152,7 @@ Summary summarise(const PlanSet& set, bool digests = true);
 Result<Summary> summarise(const std::string& directory, const Summary* known = nullptr);
 
 // ---- In words: lines for people, the same in explanations and differences
-std::string plural(int64_t count, const char* what);  // "1 message", "2 messages"
-std::string human_flops(double flops);                // "1.234 GFLOP"
+std::string human_flops(double flops);  // "1.234 GFLOP"
 // "F0 F1 B0&F2 …" of the items [first, end), of a stage "1F0": "*" where one recomputes, "'" of the
 // next step.
 std::string order_text(const RoleSummary& role, size_t first, size_t end, bool with_stages);

@@ -90,9 +90,9 @@ struct Found {
 // Errors: nothing can be tried (the model or the user's file is wrong; ranks that the cluster
 // lacks; an unknown fixed name or value); kStorage: the system refused what a candidate needs.
 Result<Found> search(const SearchOptions& options);
-// Where nothing fits, returns the first strategy that does on more devices like these: 2, 4, 8 …
-// times as many as `least`, what needs least, has; of each number a few are tried. Nothing: none of
-// three such numbers is enough. The file of the cluster need not have so many.
+// Returns the first strategy that fits on more devices like these, for where nothing fits: 2, 4,
+// 8 … times as many as `least`, what needs least, has; of each number a few are tried. Nothing:
+// none of three such numbers is enough. The file of the cluster need not have so many.
 Result<std::optional<Tried>> fit_on_more(const SearchOptions& options, const Tried& least);
 
 // Lists params of the user's file, and the values of each, as a file has them:

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "match.h"
+#include "piper/base/counted.h"
 
 namespace piper {
 namespace {
@@ -165,7 +166,7 @@ void compare_placement(const SetMatch& match, SectionChanges& section) {
     section.summary =
         fmt::format("{} devices are permuted: each does what another did", from.size());
   else
-    section.summary = plural(std::ssize(section.changes), "change");
+    section.summary = counted(std::ssize(section.changes), "change");
 }
 
 void compare_order(const SetMatch& match, SectionChanges& section) {

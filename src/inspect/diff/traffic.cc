@@ -3,6 +3,7 @@
 #include <set>
 
 #include "match.h"
+#include "piper/base/counted.h"
 
 namespace piper {
 namespace {
@@ -28,7 +29,7 @@ std::map<std::string, Count> counts_of(const SetMatch& match, const RoleSummary*
 DiffValue count_text(const std::map<std::string, Count>& counts, const std::string& what) {
   const auto found = counts.find(what);
   if (found == counts.end()) return {};
-  return fmt::format("{}, {}", plural(found->second.messages, "message"),
+  return fmt::format("{}, {}", counted(found->second.messages, "message"),
                      human_bytes(found->second.bytes));
 }
 double bytes_of(const std::map<std::string, Count>& counts) {
@@ -131,7 +132,7 @@ void compare_streams(const SetMatch& match, SectionChanges& section) {
     if ((before == none && after == usual) || (before == usual && after == none)) continue;
     add_text(section, "", fmt::format("'{}' has", quote_control(name)), before, after);
   }
-  section.summary = plural(std::ssize(section.changes), "change");
+  section.summary = counted(std::ssize(section.changes), "change");
 }
 
 }  // namespace piper

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "piper/base/counted.h"
 #include "role.h"
 
 namespace piper {
@@ -44,10 +45,6 @@ std::string item_text(const RoleSummary& role, const OrderedTask& item, bool wit
 }
 
 }  // namespace
-
-std::string plural(int64_t count, const char* what) {
-  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
-}
 
 std::string human_flops(double flops) {
   if (flops >= 1e12) return fmt::format("{:.3f} TFLOP", flops / 1e12);
@@ -121,7 +118,7 @@ std::vector<std::string> train_lines(const Summary& summary) {
     for (const auto& [name, value] : settings)
       line += (line.empty() ? "" : ", ") + setting_text(name, value);
     lines.push_back(fmt::format("{}: {}, {} elements", line,
-                                plural(std::ssize(parameters), "parameter"),
+                                counted(std::ssize(parameters), "parameter"),
                                 elements_of(parameters)));
     if (groups.size() > 1) lines.push_back("    " + names_text(parameters));
   }
@@ -130,10 +127,10 @@ std::vector<std::string> train_lines(const Summary& summary) {
     if (!parameter.layout.empty()) layouts[parameter.layout].push_back(&parameter);
   for (const auto& [layout, parameters] : layouts)
     lines.push_back(fmt::format("cut along {}: {}, {} elements", layout,
-                                plural(std::ssize(parameters), "parameter"),
+                                counted(std::ssize(parameters), "parameter"),
                                 elements_of(parameters)));
-  if (frozen > 0) lines.push_back("frozen: " + plural(frozen, "parameter"));
-  if (running > 0) lines.push_back("running statistics: " + plural(running, "parameter"));
+  if (frozen > 0) lines.push_back("frozen: " + counted(frozen, "parameter"));
+  if (running > 0) lines.push_back("running statistics: " + counted(running, "parameter"));
   return lines;
 }
 
@@ -218,7 +215,7 @@ std::vector<std::string> traffic_lines(const Summary& summary) {
       lines.emplace_back(
           device.where,
           fmt::format("{}: {} of {}, {} sent{}", traffic_text(traffic, traffic.over),
-                      plural(traffic.messages, "message"), info(traffic.dtype).name,
+                      counted(traffic.messages, "message"), info(traffic.dtype).name,
                       human_bytes(traffic.bytes),
                       takes_index(traffic.kind) ? " if as many rows go to each rank" : ""));
   std::vector<std::string> out;
