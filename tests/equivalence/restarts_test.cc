@@ -50,7 +50,7 @@ TEST_F(Restarts, WithoutACheckpointTheyEnd) {
   }
 }
 
-// Where starts cannot be counted, as on a full disk, a job trains only if it was told to go on.
+// A job whose starts cannot be counted, as on a full disk, trains only if it was told to go on.
 TEST_F(Restarts, ThatCannotBeCountedEndTheJobUnlessItGoesOn) {
   std::filesystem::create_directories(path("uncounted/.starts"));
   const std::string flags =

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "piper/base/counted.h"
 #include "piper/inspect/analysis.h"
 #include "piper/plan/flops.h"
 #include "piper/plan/outer_updates.h"
@@ -197,10 +198,9 @@ std::string print_report(const PlanSet& set, const StepReport& report, const Mac
   std::vector<std::string> axes;
   for (const auto& [name, size] : set.roles[0].mesh)
     axes.push_back(fmt::format("{} {}", name, size));
-  lines.add("plans",
-            fmt::format("{} rank{}{} for {}, on {}", set.world(), set.world() == 1 ? "" : "s",
-                        axes.empty() ? "" : fmt::format(" ({})", join(axes, ", ")),
-                        set.roles[0].target, quote_control(facts.name)));
+  lines.add("plans", fmt::format("{}{} for {}, on {}", counted(set.world(), "rank"),
+                                 axes.empty() ? "" : fmt::format(" ({})", join(axes, ", ")),
+                                 set.roles[0].target, quote_control(facts.name)));
   print_head(set, report, facts, lines);
   print_rows(report, lines);
   print_moved(report, lines);
