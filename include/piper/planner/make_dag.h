@@ -123,6 +123,8 @@ std::vector<int32_t> further_axes(const Dag& dag, const Sum& sum);
 bool rounds_in_micros(const Dag& dag, const Sum& sum);
 // Returns the stream of this name, added if there is none.
 int32_t stream_of(Dag& dag, const std::string& name);
+// Returns the mesh axes of a collective of the graph, in the order of its ranks.
+std::vector<int32_t> mesh_axes_of(const Node& collective);
 // Returns for each item the tasks that write it (several for accumulators), ascending.
 std::vector<std::vector<TaskId>> writers(const Dag& dag);
 // "F stage=1 mb=3"; of several microbatches "… mb=3..5".

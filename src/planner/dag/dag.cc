@@ -50,6 +50,13 @@ int32_t stream_of(Dag& dag, const std::string& name) {
   return static_cast<int32_t>(dag.streams.size() - 1);
 }
 
+std::vector<int32_t> mesh_axes_of(const Node& collective) {
+  std::vector<int32_t> axes{static_cast<int32_t>(collective.attrs.integer("over"))};
+  for (const int64_t axis : collective.attrs.integers("then"))
+    axes.push_back(static_cast<int32_t>(axis));
+  return axes;
+}
+
 std::vector<std::vector<TaskId>> writers(const Dag& dag) {
   std::vector<std::vector<TaskId>> result(dag.items.size());
   for (size_t t = 0; t < dag.tasks.size(); ++t) {

@@ -185,14 +185,11 @@ void Expander::add_collectives(TaskId of) {
       const Node& node = dag_.graph.node(id);
       const InstructionDef* const def = find_instruction(node.op);
       if (def == nullptr) continue;
-      std::vector<int32_t> over{static_cast<int32_t>(node.attrs.integer("over"))};
-      for (const int64_t axis : node.attrs.integers("then"))
-        over.push_back(static_cast<int32_t>(axis));
       own->push_back({.kind = def->kind,
                       .cell = host.cell,
                       .label = add_label(
                           fmt::format("{} {}", def->word, dag_.graph.value(node.outputs[0]).name)),
-                      .group = SmallVector(over),
+                      .group = SmallVector(mesh_axes_of(node)),
                       .nodes = {id}});
     }
   }

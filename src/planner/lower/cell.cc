@@ -7,6 +7,7 @@
 
 #include "cell_buffers.h"
 #include "credit.h"
+#include "piper/planner/make_dag.h"
 
 namespace piper {
 namespace {
@@ -259,10 +260,7 @@ class CellLowerer {
   void lower_collective(const Task& task, const ChunkCollective& collective,
                         std::vector<int32_t> args) {
     const Node& node = dag_.graph.node(collective.nodes[0]);
-    std::vector<int32_t> over{static_cast<int32_t>(node.attrs.integer("over"))};
-    for (const int64_t axis : node.attrs.integers("then"))
-      over.push_back(static_cast<int32_t>(axis));
-    const int32_t group = buffers_.group_of(over);
+    const int32_t group = buffers_.group_of(mesh_axes_of(node));
     if (node.op == "OwnFirst") {
       Instruction& one = add_instruction(InstructionKind::kPosition, task);
       one.pass = TaskPass::kMove;
