@@ -212,5 +212,102 @@ TEST(ProvedControl, ShapesSayWhichDimIsCut) {
   EXPECT_GE(silent, 1);
 }
 
+// An optimizer of whole matrices beside sharded states: the verifier follows blocks along dp from
+// the first op of a forward on.
+struct OfFile {
+  const char* model;  // in tests/data
+  int batch;
+  const char* directives;
+  const char* data;  // in tests/data; empty: numbers
+};
+const OfFile kOfFiles[] = {
+    // The first sample's rank has a new value alone, as a term of a sum over all ranks.
+    {"parameters/changed_number.onnx", 4, "shard: [optimizer, gradients]", ""},
+    {"batch_norm/spectral.onnx", 8, "shard: [optimizer, gradients]",
+     "batch_norm/spectral.safetensors"},
+    // A constant of zeros has a row for each sample.
+    {"families/scattered/model.onnx", 4, "shard: [optimizer]",
+     "families/scattered/reference.safetensors"},
+    // One sample is a dim of one element, beside others.
+    {"families/older-fresh/model.onnx", 4,
+     "shard: [optimizer, gradients]}\n  - split: {dim: batch, into: 2",
+     "families/older-fresh/reference.safetensors"},
+    // Some of equal elements are equal.
+    {"coupled/masked_bias.onnx", 8, "shard: [optimizer]}\n  - split: {dim: samples, into: 2", ""}};
+
+Result<Compiled> compile_of(const OfFile& of) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = std::string(PIPER_SOURCE_DIR "/tests/data/") + of.model;
+  options.strategy = folder.write(
+      "strategy.yaml",
+      fmt::format("piper: 1\nmesh: {{dp: 2}}\ntrain: {{global_batch: {}, optimizer: {{adafactor: "
+                  "{{lr: 1e-2}}}}}}\ndirectives:\n  - replicate: {{over: dp, {}}}\n",
+                  of.batch, of.directives));
+  return compile(options);
+}
+
+bool is_refused(const PlanSet& set, const Compiled& compiled) {
+  const auto report = verify_plan_set(set, &*compiled.single);
+  return report && !report->findings.empty();
+}
+
+TEST(ProvedAlongReplicas, TrainAsOneDevice) {
+  for (const OfFile& of : kOfFiles) {
+    const auto compiled = compile_of(of);
+    ASSERT_TRUE(compiled) << of.model << print_error(compiled.error());
+    auto needs = data_needs(compiled->set);
+    ASSERT_TRUE(needs) << of.model;
+    std::unique_ptr<const BatchSource> data;
+    if (*of.data) {
+      DataOptions sources;
+      sources.sources = {std::string(PIPER_SOURCE_DIR "/tests/data/") + of.data};
+      auto opened = open_data(sources, *needs, of.batch);
+      ASSERT_TRUE(opened) << print_error(opened.error());
+      data = *std::move(opened);
+    } else {
+      data = std::make_unique<Numbers>(*std::move(needs));
+    }
+    JobOptions options;
+    options.steps = 3;
+    options.threads = 1;
+    options.verify.against = VerifyAgainst::kSingle;
+    const auto job = run_job(compiled->set, data.get(), &*compiled->single, data.get(), options);
+    EXPECT_TRUE(job) << of.model << print_error(job.error());
+  }
+}
+
+TEST(ProvedAlongReplicas, ValuesOfOneRankAreBesideZeros) {
+  const auto compiled = compile_of(kOfFiles[1]);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  PlanSet set = compiled->set;
+  int exchanged = 0;
+  for (Program& program : set.roles[0].programs)
+    for (ProgramOp& op : program.ops) {
+      if (op.op != "Where" || program.values[op.inputs[0]].shape != Shape{}) continue;
+      std::swap(op.inputs[1], op.inputs[2]);
+      EXPECT_TRUE(is_refused(set, *compiled));
+      std::swap(op.inputs[1], op.inputs[2]);
+      ++exchanged;
+    }
+  EXPECT_GE(exchanged, 1);
+}
+
+TEST(ProvedAlongReplicas, RowsOfConstantsAreEqual) {
+  const auto compiled = compile_of(kOfFiles[2]);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  PlanSet set = compiled->set;
+  int changed = 0;
+  for (auto& [name, bytes] : set.tensors) {
+    if (name != "constant_1/block") continue;
+    std::vector<std::byte> other(bytes.data, bytes.data + bytes.size);
+    other[bytes.size / 2] = std::byte{1};
+    bytes = Bytes::copy_of(other.data(), other.size());
+    ++changed;
+  }
+  ASSERT_EQ(changed, 1);
+  EXPECT_TRUE(is_refused(set, *compiled));
+}
+
 }  // namespace
 }  // namespace piper::proved_test

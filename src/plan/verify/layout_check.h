@@ -98,7 +98,8 @@ class LayoutCheck : public BufferWalk<Lies> {
   // is along it, and is followed only where the group has no other axis.
   Lies position(Spot place) override;
   // Returns the layout of an input: blocks of samples if the range of samples moves with the axis,
-  // else whole. A single sample number also is where the rank's block of samples begins.
+  // else whole. Numbers of samples also differ between ranks, and a single one is where the rank's
+  // block of samples begins.
   Lies input(Spot place) override;
   void compute(Spot place) override;
   Lies arrived(Spot place, Spot send, size_t a, Lies&& lies) override;

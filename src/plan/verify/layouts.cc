@@ -13,6 +13,7 @@ void LayoutCheck::begin() {
     for (const int32_t b : cell.facts->kept) {
       const Tensor& tensor = cell.role->tensor(b);
       held[b] = kept_of(*cell.role, tensor, axis_);
+      if (held[b].kind == Lies::kWhole) held[b].dims = cell.facts->buffers[b].same;
       if (held[b].kind != Lies::kUnknown) continue;
       findings_.add("layout", "'{}' is cut along several axes in a way that is not followed",
                     quote_control(tensor.name));
@@ -153,6 +154,7 @@ Lies LayoutCheck::input(Spot place) {
   const int32_t dim = input == inputs.end() ? 0 : input->batch_dim;
   if (dim < 0) return {Lies::kWhole};
   Lies made = blocks_of(shape(place, one.args[0]), static_cast<size_t>(dim), 1);
+  if (input == inputs.end()) made.add_reading({Lies::kApart});
   if (input == inputs.end() && one.samples.count == 1)
     made.add_reading({Lies::kFirst, 0, 0, stride});
   return made;

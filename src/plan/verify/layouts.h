@@ -31,6 +31,8 @@ struct Lies {
     kSent,      // rows of the own block, put together for the ranks that own what their index names
     kStack,     // the own runs, over `run`, of `outer` values: a row of each
     kOwn,       // each rank over `run` has a whole value of its own, of those of a stack
+    kApart,     // integers that differ between any two ranks, each of them: numbers of samples
+    kOnce,      // truth values, of each of which one rank at most has a true one
   };
   Kind kind = kUnset;
   // A bit for each dim. kCut: dims that may be the cut one. kWhole: dims along which all elements
@@ -74,8 +76,8 @@ struct Lies {
   bool names = false;
   bool is_routed() const { return kind == kRows || kind == kPlaces || kind == kSent; }
   bool mirrored = false;  // kCut, kFirst
-  // kWhole: a number that the program itself holds. kFirst: one has been added, so the block is one
-  // of a part of the whole loop, which begins at that number.
+  // kWhole, kTerms: a number that the program itself holds. kFirst: one has been added, so the
+  // block is one of a part of the whole loop, which begins at that number.
   bool fixed = false;
   // Further readings. If a rank has a block [1,6], the whole may be [2,6] or [1,12], and ops that
   // move elements, or sum along a dim, give different results for these.

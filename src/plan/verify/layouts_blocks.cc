@@ -1,4 +1,6 @@
 // Rule layout: how blocks of dims change with shapes, and over which axes the rule looks.
+#include <cstring>
+
 #include "layouts.h"
 
 namespace piper {
@@ -73,6 +75,45 @@ uint32_t find_followed_axes(const PlanSet& set) {
   return axes;
 }
 
+namespace {
+
+// Returns a bit for each dim along which all elements of these bytes are equal.
+uint32_t equal_along(const TensorType& type, const Bytes& all) {
+  const Bytes bytes = all.made();
+  uint32_t dims = 0;
+  for (size_t d = 0; d < type.shape.size() && d < 32 && bytes.size > 0; ++d) {
+    const size_t step = bytes.size / static_cast<size_t>(elements_of(type.shape, d + 1));
+    const auto is_first = [&](size_t at) {
+      const size_t first = at / step / static_cast<size_t>(type.shape[d]) * step *
+                           static_cast<size_t>(type.shape[d]);
+      return std::memcmp(bytes.data + at, bytes.data + first, step) == 0;
+    };
+    bool equal = true;
+    for (size_t at = 0; at < bytes.size && equal; at += step) equal = is_first(at);
+    if (equal) dims |= uint32_t{1} << d;
+  }
+  return dims;
+}
+
+}  // namespace
+
+void note_equal_elements(const PlanSet& set, Model& model) {
+  std::unordered_map<std::string_view, const Bytes*> values;
+  for (const auto& [name, bytes] : set.tensors) values.emplace(name, &bytes);
+  std::unordered_map<std::string_view, uint32_t> known;
+  for (size_t r = 0; r < set.roles.size(); ++r)
+    for (const int32_t b : model.facts[r].kept) {
+      const Tensor& tensor = set.roles[r].tensor(b);
+      if (tensor.kind != BufferKind::kConstant || !tensor.is_whole()) continue;
+      const auto its = values.find(tensor.init);
+      if (its == values.end() || its->second->size != static_cast<size_t>(tensor.type.bytes()))
+        continue;
+      const auto [at, is_new] = known.try_emplace(tensor.init);
+      if (is_new) at->second = equal_along(tensor.type, *its->second);
+      model.facts[r].buffers[b].same = at->second;
+    }
+}
+
 uint32_t axes_of(const Group& group) {
   uint32_t axes = 0;
   for (const int32_t axis : group.axes) axes |= uint32_t{1} << axis;
@@ -91,7 +132,9 @@ std::string to_string(const Lies& lies, const Shape& shape) {
                                     "places of rows",
                                     "rows in order of those that own them",
                                     "runs of several values",
-                                    "a value of its own"};
+                                    "a value of its own",
+                                    "numbers that differ between ranks",
+                                    "true on one rank at most"};
   std::string text;
   for (const Lies& one : lies.readings()) {
     text += fmt::format("{}{}", text.empty() ? "" : " or ", kNames[one.kind]);

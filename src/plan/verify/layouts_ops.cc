@@ -3,6 +3,8 @@
 // cut.
 #include "layouts_ops.h"
 
+#include <algorithm>
+
 namespace piper {
 
 std::string print_operands(std::span<const LaidOut> operands) {
@@ -19,15 +21,28 @@ OpLayouts::Made OpLayouts::refuse(std::string reason) {
   return std::nullopt;
 }
 
+namespace {
+
+// Returns all readings as one, a complete value before partial results.
+Lies joined(std::vector<Lies> readings) {
+  std::ranges::stable_partition(readings, [](const Lies& one) { return one.turn.is_home(); });
+  Lies made = std::move(readings[0]);
+  made.also.assign(readings.begin() + 1, readings.end());
+  return made;
+}
+
+}  // namespace
+
 OpLayouts::Made OpLayouts::make(std::string_view op, const Attrs& attrs,
                                 std::span<const LaidOut> inputs,
                                 std::span<const TensorType> outputs) {
   constexpr size_t kMost = 64;  // combinations of readings that are tried
   std::vector<std::vector<LaidOut>> all(1);
   for (const LaidOut& input : inputs) {
-    const std::vector<Lies> readings = input.lies.readings();
-    const size_t known = all.size(), count = known * readings.size() <= kMost ? readings.size() : 1;
-    all.resize(known * count);
+    std::vector<Lies> readings = input.lies.readings();
+    if (all.size() * readings.size() > kMost) readings = {joined(std::move(readings))};
+    const size_t known = all.size();
+    all.resize(known * readings.size());
     for (size_t i = all.size(); i-- > 0;) {
       all[i] = all[i % known];
       all[i].push_back({input.type, readings[i / known], input.present});
@@ -61,6 +76,8 @@ OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
   const auto has = [&](Lies::Kind kind) { return first(kind) < inputs.size(); };
   if (use->def->draws >= 0 && has(Lies::kFirst)) return draw_blocks(*use);
   if (has(Lies::kOwn)) return keep_own(*use, first(Lies::kOwn));
+  if (has(Lies::kApart)) return tell_apart(*use, op, first(Lies::kApart));
+  if (has(Lies::kOnce)) return choose_once(*use, op);
   if (has(Lies::kStack)) return take_row(*use);
   if (has(Lies::kTerms) || has(Lies::kGreatest)) return pass_terms(*use, has(Lies::kGreatest));
   if (has(Lies::kPlaces)) return by_places(*use);
@@ -87,6 +104,10 @@ OpLayouts::Made OpLayouts::keep_whole(std::string_view op, const Attrs& attrs,
     for (size_t d = 0; d < to.size() && d < 32; ++d)
       if (d < more || from[d - more] == 1 || (inputs[0].lies.dims >> (d - more) & 1) != 0)
         made[0].dims |= uint32_t{1} << d;
+    return made;
+  }
+  if (op == "Slice") {  // what is taken of equal elements
+    made[0].dims = inputs[0].lies.dims;
     return made;
   }
   const bool may_repeat = std::all_of(inputs.begin(), inputs.end(), [&](const LaidOut& one) {
@@ -384,6 +405,24 @@ OpLayouts::Made OpLayouts::keep_own(const Use& use, size_t from) {
       return refuse("which reads values of its own with parts of others");
   if (use.def->draws >= 0) return refuse("which draws for values of its own");
   return std::vector<Lies>(use.types.outputs.size(), own);
+}
+
+// Numbers that differ between ranks are moved, or compared with a number that all have.
+OpLayouts::Made OpLayouts::tell_apart(const Use& use, std::string_view op, size_t from) {
+  if (op == "Slice") return std::vector<Lies>{{Lies::kApart}};
+  if (op != "Equal" || use.inputs[1 - from].lies.kind != Lies::kWhole)
+    return refuse("which reads a number that differs between ranks");
+  return std::vector<Lies>{{Lies::kOnce}};
+}
+
+// A value where such a comparison holds, and zeros elsewhere, are terms of a sum: one rank has the
+// value.
+OpLayouts::Made OpLayouts::choose_once(const Use& use, std::string_view op) {
+  if (op != "Where" || use.inputs[0].lies.kind != Lies::kOnce ||
+      use.inputs[1].lies.kind != Lies::kWhole || use.inputs[2].lies.kind != Lies::kTerms ||
+      !use.inputs[2].lies.fixed)
+    return refuse("which chooses something else than a value of one rank and zeros of the others");
+  return std::vector<Lies>{{Lies::kTerms}};
 }
 
 // Flat runs pass an op that computes each element by itself: all operands are the same runs, or do

@@ -75,6 +75,8 @@ class OpLayouts {
   Made stack_runs(const Use& use, size_t from);
   Made take_row(const Use& use);
   Made keep_own(const Use& use, size_t from);
+  Made tell_apart(const Use& use, std::string_view op, size_t from);
+  Made choose_once(const Use& use, std::string_view op);
   Made send_rows(const Use& use, size_t from);
   Made place_rows(const Attrs& attrs, const LaidOut& index);
   Made by_places(const Use& use);

@@ -20,7 +20,7 @@ class Walk {
       // A zero is a term of any sum, too: Where(mask, 0, term) is one.
       if (info(type(value).dtype).is_float &&
           std::ranges::all_of(bytes, [](char byte) { return byte == 0; }))
-        held_[at(value)].also.push_back({Lies::kTerms});
+        held_[at(value)].also.push_back({.kind = Lies::kTerms, .fixed = true});
     }
   }
 
@@ -107,7 +107,7 @@ class Walk {
   // Some of the samples that each rank has, or the parts of a split put together again. As a whole
   // it is a cut of the samples of each rank at the same places; which samples these are, and that
   // each counts once, other rules check.
-  std::optional<Lies> some_samples(const ProgramOp& op) const {
+  std::optional<Lies> some_samples(const ProgramOp& op) {
     if (!axis_.has_samples || (op.op != "Slice" && op.op != "Concat")) return std::nullopt;
     const Shape& to = type(op.outputs[0]).shape;
     std::optional<size_t> dim;
@@ -123,23 +123,10 @@ class Walk {
       if (!one.lies.fits(blocks_of(one.type.shape, *dim, 1))) return std::nullopt;
       made.outside |= one.lies.outside, made.inside |= one.lies.inside;
     }
-    for (const Lies& reading : shown_[0].lies.readings())
-      made.add_reading(cut_before(reading, *dim));
+    // If a rank has one sample, dims of one element beside it look like samples, too.
+    if (const auto plain = ops_.make(op.op, op.attrs, shown_, made_types(op)))
+      made.add_reading((*plain)[0]);
     return made;
-  }
-  // Returns the reading in which a dim before `dim` is the cut one: if a rank has one sample,
-  // tokens that are put together look like samples that are. kUnknown: it is not one of all
-  // operands.
-  Lies cut_before(Lies lies, size_t dim) const {
-    lies.dims &= (uint32_t{1} << dim) - 1;
-    for (const LaidOut& one : shown_) {
-      uint32_t dims = 0;
-      for (const Lies& its : one.lies.readings())
-        if (its.same_stretches(lies)) dims |= its.dims;
-      lies.dims &= dims;
-    }
-    if (lies.kind != Lies::kCut || lies.dims == 0) lies.kind = Lies::kUnknown;
-    return renewed(std::move(lies));
   }
 
   // After a dim of one element has moved, an axis that was outside may be inside, so both are

@@ -65,6 +65,7 @@ Result<Model> make_model(const PlanSet& set, bool has_sites) {
   model.alike_axis = find_alike_axes(set);
   model.free_axis = find_free_axes(set, model.alike_axis);
   model.followed = find_followed_axes(set);
+  if (model.followed != 0) note_equal_elements(set, model);
   model.cell_of_rank.resize(static_cast<size_t>(world));
   for (int64_t rank = 0; rank < world; ++rank) {
     std::vector<int64_t> at = coordinates_of(model.mesh, rank);

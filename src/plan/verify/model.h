@@ -43,6 +43,7 @@ struct BufferFacts {
   int64_t begin = 0, end = 0;  // bytes in the arena; those of the host's arena follow
   int32_t param = -1;          // the name's id
   BufferKind kind = BufferKind::kStep;
+  uint32_t same = 0;  // of a constant: a bit for each dim along which elements are equal
 };
 struct ProgramFacts {
   std::vector<uint8_t> access;   // by argument: kReads, kWrites
@@ -246,6 +247,8 @@ void for_each(const RoleProgram& role, size_t count, const std::function<void(si
 // Returns the axes that rule layout must follow; see Model::followed.
 uint32_t find_followed_axes(const PlanSet& set);
 uint32_t axes_of(const Group& group);  // a bit each
+// Notes along which dims the elements of constants are equal, as far as the set has their values.
+void note_equal_elements(const PlanSet& set, Model& model);
 // Fills facts, names and gradients. Roles must have passed check_role().
 Status find_facts(const PlanSet& set, bool has_sites, Model& model);
 // Returns in how many runs a plan for one device sums the squares of each gradient; 0: it does not.
