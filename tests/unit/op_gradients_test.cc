@@ -70,9 +70,13 @@ double central_difference(const Use& use, const Operands& adjoints, size_t input
   return (above - below) / (2 * kStep);
 }
 
+// Ops whose further results only their backward reads.
+const std::set<std::string_view> kOfTheFirst{"Attention", "CrossEntropySum", "GroupNorm",
+                                             "RmsNorm"};
+
 void check_gradient(const Use& use, std::mt19937_64& random) {
   GradientGraph g = gradient_graph(use, true);
-  if (!g.differentiable) g = gradient_graph(use, false);
+  if (!g.differentiable && kOfTheFirst.contains(use.def->name)) g = gradient_graph(use, false);
   ASSERT_TRUE(g.differentiable);
   ASSERT_EQ(g.grads.size(), use.inputs.size());
   test::Values values(g.graph.values.size());

@@ -40,18 +40,42 @@ TypesResult layer_norm_grad_params_types(const OpTypes& use) {
   return std::vector<TensorType>{normalised(x, axis), normalised(x, axis)};
 }
 
+// Returns the adjoint of x that the adjoints of mean and rstd make; invalid: neither has one.
+ValueId of_statistics(Builder& build, const GradientArgs& args) {
+  const ValueId x = args.inputs[0], mean = args.outputs[1], rstd = args.outputs[2];
+  const ValueId dmean = args.output_grads[1], drstd = args.output_grads[2];
+  const Shape shape = build.shape(x);
+  int64_t count = 1;
+  for (size_t d = static_cast<size_t>(args.attrs.integer("axis")); d < shape.size(); ++d)
+    count *= shape[d];
+  const auto spread = [&](ValueId value, double factor) {
+    const ValueId share =
+        build.scalar(factor / static_cast<double>(count), build.type(value).dtype);
+    return build.expand(build.mul(value, build.expand(share, build.shape(value))), shape);
+  };
+  const ValueId of_mean = dmean.valid() ? spread(dmean, 1) : ValueId();
+  if (!drstd.valid()) return of_mean;
+  // rstd = 1 / √(mean of (x - mean)² + epsilon)
+  const ValueId cube = build.mul(build.mul(rstd, rstd), rstd);
+  const ValueId of_rstd =
+      build.mul(spread(build.mul(drstd, cube), -1), build.sub(x, build.expand(mean, shape)));
+  return of_mean.valid() ? build.add(of_mean, of_rstd) : of_rstd;
+}
+
 Grads layer_norm_gradient(Builder& build, const GradientArgs& args) {
-  // The statistics are for the backward ops only; an adjoint of them is not supported.
-  if (args.output_grads[1].valid() || args.output_grads[2].valid()) return {};
   const ValueId dy = args.output_grads[0], x = args.inputs[0];
   const ValueId mean = args.outputs[1], rstd = args.outputs[2];
   const Attrs axis{{"axis", args.attrs.integer("axis")}};
   Grads grads(args.inputs.size());
   if (args.wanted[0]) {
-    grads[0] = build.op1("LayerNormGradX", {dy, x, args.inputs[1], mean, rstd}, axis);
+    grads[0] = of_statistics(build, args);
+    if (dy.valid()) {
+      const ValueId dx = build.op1("LayerNormGradX", {dy, x, args.inputs[1], mean, rstd}, axis);
+      grads[0] = grads[0].valid() ? build.add(dx, grads[0]) : dx;
+    }
   }
   const bool biased = args.inputs.size() > 2 && args.wanted[2];
-  if (args.wanted[1] || biased) {
+  if (dy.valid() && (args.wanted[1] || biased)) {
     const std::vector<ValueId> params = build.op("LayerNormGradParams", {dy, x, mean, rstd}, axis);
     if (args.wanted[1]) grads[1] = params[0];
     if (biased) grads[2] = params[1];
