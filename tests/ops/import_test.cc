@@ -384,6 +384,7 @@ TEST(ImportNumbers, OfSixteenBitsAreSummedInMore) {
   EXPECT_NEAR(result("LpPool", 1e4, three), 1e4 * root, 40);
   EXPECT_NEAR(result("GlobalLpPool", 1e4, none), 1e4 * root, 40);
   EXPECT_NEAR(result("LpNormalization", 1e4, {{"axis", 2}}), 1 / root, 1e-3);
+  EXPECT_NEAR(result("MeanVarianceNormalization", 2e4, {{"axes", {1, 2}}}), -std::sqrt(1.5), 2e-3);
 }
 
 // Sums of integers of few bits wrap around, wherever they come from.

@@ -60,6 +60,7 @@ struct OnnxNode {
   std::vector<OnnxAttr> attrs;
   Metadata metadata;
   std::vector<OnnxSubgraph> branches;  // of an If; the body of a Loop or Scan
+  int64_t opset = 0;                   // of the function that it comes from; 0: the model's
   const OnnxAttr* find(std::string_view attr) const;
   // Returns null where no attribute has that name and kind.
   template <class T>

@@ -35,6 +35,9 @@ class Importer {
  private:
   void add_params();
   void add_constants();
+  int64_t opset_of(const OnnxNode& node) const {
+    return node.opset > 0 ? node.opset : model_.opset;
+  }
   void try_node(size_t n);
   Status import_node(size_t n, Rule rule);
   Status decide(size_t n);
@@ -156,7 +159,7 @@ bool decides(const OnnxNode& node, size_t input) {
 // error.
 void Importer::try_node(size_t n) {
   const OnnxNode& node = model_.nodes[n];
-  const ImportRule* rule = table_.find(node, model_.opset);
+  const ImportRule* rule = table_.find(node, opset_of(node));
   bool known = rule != nullptr || is_nested(node);
   if (!known) refusals_.no_rule(node, scopes_[n]);
   for (size_t i = 0; i < node.inputs.size(); ++i)
@@ -200,7 +203,7 @@ Status Importer::decide(size_t n) {
     if (!decides(node, i)) continue;
     PIPER_ASSIGN(inputs[i], input_of(n, i));
   }
-  const RuleContext context(node, std::move(inputs), model_.opset, scopes_[n], emit_);
+  const RuleContext context(node, std::move(inputs), opset_of(node), scopes_[n], emit_);
   if (node.outputs.empty()) return context.error("has no outputs");
   if (node.op != "If") {
     PIPER_ASSIGN(const int64_t turns, turns_of(context));
@@ -221,7 +224,7 @@ Status Importer::import_node(size_t n, Rule rule) {
   emit_.build().scope = scopes_[n];
   emit_.build().name_prefix = (node.outputs.empty() ? node.name : node.outputs[0]) + "/";
   PIPER_ASSIGN(Vals inputs, inputs_of(n));
-  RuleContext context(node, std::move(inputs), model_.opset, scopes_[n], emit_);
+  RuleContext context(node, std::move(inputs), opset_of(node), scopes_[n], emit_);
   PIPER_ASSIGN(Vals results, rule(context));
   PIPER_TRY(context.all_read());
   PIPER_TRY(pass_narrow(context, results));

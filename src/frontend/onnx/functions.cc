@@ -32,6 +32,7 @@ struct Call {
   Names names;            // formal inputs and outputs to those of the caller
   Attributes attributes;  // by the names of the function's
   std::string value_prefix, node_prefix;
+  int64_t opset = 0;  // of the function; 0: the model's
   const std::string& name_of(const std::string& inner) {
     if (inner.empty()) return inner;
     return names.try_emplace(inner, value_prefix + inner).first->second;
@@ -41,20 +42,20 @@ struct Call {
 class Inliner {
  public:
   explicit Inliner(onnx::ModelProto& model) : model_(model) {}
-  Status run();
+  Result<Opsets> run();
 
  private:
   const onnx::FunctionProto* find(const onnx::NodeProto& node) const;
   Status expand(Nodes& nodes);
   Status expand_call(const onnx::NodeProto& node, const onnx::FunctionProto& function, Nodes& out);
-  Status check_opset(const onnx::FunctionProto& function) const;
   Result<Call> make_call(const onnx::NodeProto& node, const onnx::FunctionProto& function) const;
-  Result<onnx::NodeProto> body_node(const onnx::NodeProto& inner, Call& call) const;
-  Status rename_graph(onnx::GraphProto& graph, Call& call) const;
+  Result<onnx::NodeProto> body_node(const onnx::NodeProto& inner, Call& call);
+  Status rename_graph(onnx::GraphProto& graph, Call& call);
 
   onnx::ModelProto& model_;
   std::map<std::pair<std::string, std::string>, const onnx::FunctionProto*> functions_;
   std::vector<const onnx::FunctionProto*> open_;  // calls that are being expanded
+  Opsets opsets_;
   int64_t nodes_ = 0, bytes_ = 0;
 };
 
@@ -63,16 +64,11 @@ const onnx::FunctionProto* Inliner::find(const onnx::NodeProto& node) const {
   return found == functions_.end() ? nullptr : found->second;
 }
 
-Status Inliner::check_opset(const onnx::FunctionProto& function) const {
-  for (const onnx::OperatorSetIdProto& own : function.opset_import()) {
-    for (const onnx::OperatorSetIdProto& set : model_.opset_import()) {
-      if (plain_domain(own.domain()) != plain_domain(set.domain())) continue;
-      if (own.version() == set.version()) continue;
-      return fail("{} is written for opset {}, the model for {}: not supported", label(function),
-                  own.version(), set.version());
-    }
-  }
-  return ok_status();
+// Returns the version of the standard operators that the function is written for; 0: the model's.
+int64_t opset_of(const onnx::FunctionProto& function) {
+  for (const onnx::OperatorSetIdProto& own : function.opset_import())
+    if (plain_domain(own.domain()).empty()) return own.version();
+  return 0;
 }
 
 Result<Call> Inliner::make_call(const onnx::NodeProto& node,
@@ -83,6 +79,7 @@ Result<Call> Inliner::make_call(const onnx::NodeProto& node,
                 function.input_size(), function.output_size());
   }
   Call call;
+  call.opset = opset_of(function);
   for (const std::string& output : node.output()) {
     if (call.value_prefix.empty() && !output.empty()) call.value_prefix = output + "/";
   }
@@ -108,7 +105,7 @@ Result<Call> Inliner::make_call(const onnx::NodeProto& node,
   return call;
 }
 
-Status Inliner::rename_graph(onnx::GraphProto& graph, Call& call) const {
+Status Inliner::rename_graph(onnx::GraphProto& graph, Call& call) {
   for (onnx::TensorProto& tensor : *graph.mutable_initializer()) {
     tensor.set_name(call.name_of(tensor.name()));
   }
@@ -125,11 +122,14 @@ Status Inliner::rename_graph(onnx::GraphProto& graph, Call& call) const {
 }
 
 // Returns a node of the body under the caller's names, its attributes' references resolved.
-Result<onnx::NodeProto> Inliner::body_node(const onnx::NodeProto& inner, Call& call) const {
+Result<onnx::NodeProto> Inliner::body_node(const onnx::NodeProto& inner, Call& call) {
   onnx::NodeProto node = inner;
   node.clear_attribute();
   for (std::string& name : *node.mutable_input()) name = call.name_of(name);
-  for (std::string& name : *node.mutable_output()) name = call.name_of(name);
+  for (std::string& name : *node.mutable_output()) {
+    name = call.name_of(name);
+    if (call.opset > 0) opsets_[name] = call.opset;
+  }
   if (!node.name().empty()) node.set_name(call.node_prefix + node.name());
   for (const onnx::AttributeProto& attr : inner.attribute()) {
     if (attr.ref_attr_name().empty()) {
@@ -154,7 +154,6 @@ Status Inliner::expand_call(const onnx::NodeProto& node, const onnx::FunctionPro
   if (open_.size() >= kMaxDepth)
     return fail("{} is called {} functions deep, which is not supported", label(function),
                 kMaxDepth);
-  PIPER_TRY(check_opset(function));
   PIPER_ASSIGN(Call call, make_call(node, function));
   Nodes body;
   for (const onnx::NodeProto& inner : function.node()) {
@@ -200,20 +199,21 @@ Status Inliner::expand(Nodes& nodes) {
   return ok_status();
 }
 
-Status Inliner::run() {
+Result<Opsets> Inliner::run() {
   for (const onnx::FunctionProto& function : model_.functions()) {
     if (!functions_.emplace(std::pair(plain_domain(function.domain()), function.name()), &function)
              .second) {
       return fail("{} is there twice", label(function));
     }
   }
-  return expand(*model_.mutable_graph()->mutable_node());
+  PIPER_TRY(expand(*model_.mutable_graph()->mutable_node()));
+  return std::move(opsets_);
 }
 
 }  // namespace
 
-Status inline_functions(onnx::ModelProto& model) {
-  if (model.functions_size() == 0) return ok_status();
+Result<Opsets> inline_functions(onnx::ModelProto& model) {
+  if (model.functions_size() == 0) return Opsets();
   return Inliner(model).run();
 }
 

@@ -191,6 +191,7 @@ class Unrolling {
     node.outputs = {std::move(output)};
     node.attrs = std::move(attrs);
     node.metadata = node_.metadata;
+    node.opset = node_.opset;
     made_.push_back(std::move(node));
   }
 

@@ -317,9 +317,19 @@ Status read_algorithm(onnx::ModelProto& proto, ExternalData& files, OnnxModel& m
   return read_nodes(*info.mutable_algorithm(), files, model);
 }
 
+// Notes of nodes that come from functions for which opset these are written.
+void note_opsets(const Opsets& opsets, std::vector<OnnxNode>& nodes) {
+  if (opsets.empty()) return;
+  for (OnnxNode& node : nodes) {
+    for (const std::string& output : node.outputs)
+      if (const auto of = opsets.find(output); of != opsets.end()) node.opset = of->second;
+    for (OnnxSubgraph& branch : node.branches) note_opsets(opsets, branch.nodes);
+  }
+}
+
 Status read_model(onnx::ModelProto& proto, bool absent_values, OnnxModel& model) {
   if (!proto.has_graph()) return fail("the model has no graph");
-  PIPER_TRY(inline_functions(proto));
+  PIPER_ASSIGN(const Opsets opsets, inline_functions(proto));
   for (const onnx::OperatorSetIdProto& opset : proto.opset_import()) {
     if (opset.domain().empty() || opset.domain() == "ai.onnx") model.opset = opset.version();
   }
@@ -331,6 +341,7 @@ Status read_model(onnx::ModelProto& proto, bool absent_values, OnnxModel& model)
   onnx::GraphProto& graph = *proto.mutable_graph();
   PIPER_TRY(read_values(graph, files, model));
   PIPER_TRY(read_nodes(graph, files, model));
+  note_opsets(opsets, model.nodes);
   PIPER_TRY(read_algorithm(proto, files, model));
   model.absent_bytes = files.absent_bytes();
   PIPER_ASSIGN(model.metadata, read_metadata(graph, kGraphMetadata));

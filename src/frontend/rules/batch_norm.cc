@@ -177,12 +177,14 @@ Result<Vals> mean_variance_norm(RuleContext& c) {
   const std::vector<int64_t> named = c.has_attr("axes") ? c.integers("axes") : Shape{0, 2, 3};
   PIPER_ASSIGN(const auto axes, c.axes(named, x.rank()));
   if (num_elements(x.shape) == 0) return c.error("of no elements");
-  PIPER_ASSIGN(const Val mean, mean_over(c, x, axes));
-  PIPER_ASSIGN(const Val y, c.pointwise("Sub", {x, mean}));
-  PIPER_ASSIGN(Val variance, mean_of_squares(c, y, axes));
-  PIPER_ASSIGN(variance, c.pointwise("Sqrt", {variance}));
-  PIPER_ASSIGN(variance, c.pointwise("Add", {variance, c.number(1e-9, variance)}));
-  return single(c.pointwise("Div", {y, variance}));
+  PIPER_ASSIGN(const Val wide, in_range_of_sums(c, x));
+  PIPER_ASSIGN(const Val mean, mean_over(c, wide, axes));
+  PIPER_ASSIGN(const Val centred, c.pointwise("Sub", {wide, mean}));
+  PIPER_ASSIGN(Val deviation, mean_of_squares(c, centred, axes));
+  PIPER_ASSIGN(deviation, c.pointwise("Sqrt", {deviation}));
+  PIPER_ASSIGN(deviation, c.pointwise("Add", {deviation, c.number(1e-9, deviation)}));
+  PIPER_ASSIGN(const Val y, c.pointwise("Div", {centred, deviation}));
+  return single(c.cast(y, x.dtype));
 }
 
 constexpr ImportRule kBatchNormRules[] = {
