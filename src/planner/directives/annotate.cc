@@ -30,22 +30,29 @@ struct Calls {
   std::vector<int64_t> number;  // by match
   std::vector<int64_t> count;
 };
-Calls calls_of(const Graph& graph, const std::vector<Match>& matches) {
-  Calls calls{std::vector<int64_t>(matches.size()), std::vector<int64_t>(matches.size(), 1)};
-  std::map<std::vector<std::pair<std::string, int64_t>>, std::vector<size_t>> things;
-  for (size_t m = 0; m < matches.size(); ++m) things[matches[m].captures.captures].push_back(m);
+// Returns after how many ops they come again, alike and in the same order.
+size_t period_of(const Graph& graph, const std::vector<Match>& matches,
+                 const std::vector<size_t>& ops) {
   const auto alike = [&](size_t a, size_t b) {
     const Node &one = graph.node(matches[a].node), &other = graph.node(matches[b].node);
     return one.scope == other.scope && one.op == other.op;
   };
+  size_t period = 1;
+  const auto repeats = [&] {
+    for (size_t i = period; i < ops.size(); ++i)
+      if (!alike(ops[i], ops[i - period])) return false;
+    return ops.size() % period == 0;
+  };
+  while (!repeats()) ++period;
+  return period;
+}
+
+Calls calls_of(const Graph& graph, const std::vector<Match>& matches) {
+  Calls calls{std::vector<int64_t>(matches.size()), std::vector<int64_t>(matches.size(), 1)};
+  std::map<std::vector<std::pair<std::string, int64_t>>, std::vector<size_t>> things;
+  for (size_t m = 0; m < matches.size(); ++m) things[matches[m].captures.captures].push_back(m);
   for (const auto& [captures, ops] : things) {
-    size_t period = 1;
-    const auto repeats = [&] {
-      for (size_t i = period; i < ops.size(); ++i)
-        if (!alike(ops[i], ops[i - period])) return false;
-      return ops.size() % period == 0;
-    };
-    while (!repeats()) ++period;
+    const size_t period = period_of(graph, matches, ops);
     for (size_t i = 0; i < ops.size(); ++i) {
       calls.number[ops[i]] = static_cast<int64_t>(i / period);
       calls.count[ops[i]] = static_cast<int64_t>(ops.size() / period);
@@ -143,6 +150,18 @@ namespace {
 
 using Joined = std::map<int32_t, std::vector<NodeId>>;  // by tag value
 
+// Returns the least value of the tag among the ops that read what the op makes.
+int32_t earliest_reader(const Graph& graph, const Node& node,
+                        const std::vector<std::vector<NodeId>>& all_readers, int tag) {
+  int32_t best = kNoTag;
+  for (ValueId output : node.outputs)
+    for (NodeId reader : all_readers[output.index()]) {
+      const int32_t value = graph.tag(graph.node(reader), tag);
+      if (value != kNoTag && (best == kNoTag || value < best)) best = value;
+    }
+  return best;
+}
+
 // Joins only nodes that no rule reaches: a tag that a rule leaves out is absent.
 Joined join_by_dataflow(Graph& graph, int tag, const std::vector<bool>& reached) {
   Joined joined;
@@ -158,12 +177,7 @@ Joined join_by_dataflow(Graph& graph, int tag, const std::vector<bool>& reached)
   const auto all_readers = readers(graph);
   for (size_t i = graph.nodes.size(); i-- > 0;) {
     if (reached[i] || graph.tag(graph.nodes[i], tag) != kNoTag) continue;
-    int32_t best = kNoTag;
-    for (ValueId output : graph.nodes[i].outputs)
-      for (NodeId reader : all_readers[output.index()]) {
-        const int32_t value = graph.tag(graph.node(reader), tag);
-        if (value != kNoTag && (best == kNoTag || value < best)) best = value;
-      }
+    const int32_t best = earliest_reader(graph, graph.nodes[i], all_readers, tag);
     if (best != kNoTag) join(i, best);
   }
   return joined;
@@ -192,6 +206,23 @@ Error not_reached(const Graph& graph, const Annotate& annotate, size_t tag, cons
       fmt::format("nor to {} others: {}", nodes.size() - 1, name_some(graph, nodes.subspan(1))));
 }
 
+// Joins the ops that no rule reaches, tag by tag.
+Status join_all(Graph& graph, const Annotate& annotate, const std::vector<bool>& reached,
+                Explanations& out) {
+  for (size_t tag = 0; tag < graph.tag_names.size(); ++tag) {
+    const Joined joined = join_by_dataflow(graph, static_cast<int>(tag), reached);
+    if (joined.empty()) continue;
+    Explanation report{annotate.at, "annotate", {}};
+    for (const auto& [value, nodes] : joined)
+      report.lines.push_back(fmt::format("{0} ops without '{1}' joined {1}={2} by dataflow: {3}",
+                                         nodes.size(), graph.tag_names[tag], value,
+                                         name_some(graph, nodes)));
+    if (annotate.strict) return not_reached(graph, annotate, tag, joined);
+    out.push_back(std::move(report));
+  }
+  return ok_status();
+}
+
 }  // namespace
 
 Result<Graph> apply_annotate(Graph graph, const Annotate& annotate, const Variables& variables,
@@ -210,17 +241,7 @@ Result<Graph> apply_annotate(Graph graph, const Annotate& annotate, const Variab
   for (const Node& node : graph.nodes)
     reached.push_back(std::any_of(node.tags.begin(), node.tags.end(),
                                   [](int32_t value) { return value != kNoTag; }));
-  for (size_t tag = 0; tag < graph.tag_names.size(); ++tag) {
-    const Joined joined = join_by_dataflow(graph, static_cast<int>(tag), reached);
-    if (joined.empty()) continue;
-    Explanation report{annotate.at, "annotate", {}};
-    for (const auto& [value, nodes] : joined)
-      report.lines.push_back(fmt::format("{0} ops without '{1}' joined {1}={2} by dataflow: {3}",
-                                         nodes.size(), graph.tag_names[tag], value,
-                                         name_some(graph, nodes)));
-    if (annotate.strict) return not_reached(graph, annotate, tag, joined);
-    out.push_back(std::move(report));
-  }
+  PIPER_TRY(join_all(graph, annotate, reached, out));
   return graph;
 }
 

@@ -69,8 +69,8 @@ std::string named_alone(Strategy& strategy, const Axes& axes) {
   return "";
 }
 
-// Returns what keeps the ranks of the axes from being numbered as those of one, likewise.
-std::string apart(const Strategy& strategy, const Axes& axes) {
+// Returns which entry names one of the axes by itself; empty: none does.
+std::string entry_naming(const Strategy& strategy, const Axes& axes) {
   for (const Split& split : strategy.splits)
     if (contains(axes, split.within))
       return fmt::format("'split' at line {} names '{}'", split.within_at.line, split.within);
@@ -82,6 +82,12 @@ std::string apart(const Strategy& strategy, const Axes& axes) {
     for (const std::string& each : order.each)
       if (contains(axes, each))
         return fmt::format("'order' at line {} names '{}'", order.at.line, each);
+  return "";
+}
+
+// Returns what keeps the ranks of the axes from being numbered as those of one, likewise.
+std::string apart(const Strategy& strategy, const Axes& axes) {
+  if (std::string entry = entry_naming(strategy, axes); !entry.empty()) return entry;
   const auto first = std::find_if(strategy.mesh.begin(), strategy.mesh.end(),
                                   [&](const MeshAxis& one) { return one.name == axes.front(); });
   for (size_t a = 0; a < axes.size(); ++a) {
@@ -115,6 +121,13 @@ void make_one(Strategy& strategy, const Axes axes) {
 
 // ---- Tags that tell the places of a stage apart ----
 
+Error on_two_axes(const SourceSpan& at, const std::string& tag, const std::string& one,
+                  const std::string& other) {
+  return fail(at,
+              "not supported: replicas over '{}', which changes places on two axes, '{}' and '{}'",
+              tag, one, other);
+}
+
 // Returns the mesh axis whose coordinate `place` computes from the tag. Error: none, or several.
 Result<std::vector<MeshAxis>::iterator> axis_of_tag(Strategy& strategy, const std::string& tag,
                                                     const SourceSpan& at) {
@@ -123,14 +136,10 @@ Result<std::vector<MeshAxis>::iterator> axis_of_tag(Strategy& strategy, const st
     if (std::ranges::count(place.tags, tag, [](const auto& given) { return given.first; }) == 0)
       continue;
     for (const auto& [name, coordinate] : place.on) {
-      const std::vector<std::string> names = coordinate.names();
-      if (std::ranges::count(names, tag) == 0) continue;
+      if (std::ranges::count(coordinate.names(), tag) == 0) continue;
       const auto axis = std::ranges::find(strategy.mesh, name, &MeshAxis::name);
       if (found != strategy.mesh.end() && found != axis)
-        return fail(
-            at,
-            "not supported: replicas over '{}', which changes places on two axes, '{}' and '{}'",
-            tag, found->name, name);
+        return on_two_axes(at, tag, found->name, name);
       found = axis;
     }
   }
@@ -139,26 +148,7 @@ Result<std::vector<MeshAxis>::iterator> axis_of_tag(Strategy& strategy, const st
   return found;
 }
 
-// Adds an axis, of no ranks yet, for each such tag that an entry names: before that of the places.
-Status add_twins(Strategy& strategy) {
-  for (const Replicate& one : std::vector(strategy.replicates))
-    for (const std::string& tag : one.over) {
-      if (std::ranges::count(strategy.mesh, tag, &MeshAxis::name) > 0) continue;
-      const auto other = std::ranges::find_if(
-          strategy.mesh, [](const MeshAxis& axis) { return !axis.twins_of.empty(); });
-      if (other != strategy.mesh.end())
-        return fail(one.over_at, "not supported: replicas over the tags '{}' and '{}'", other->name,
-                    tag);
-      PIPER_ASSIGN(const auto axis, axis_of_tag(strategy, tag, one.over_at));
-      const auto refuse = [&](const char* what, const SourceSpan& at) {
-        return fail(at, "not supported: {} beside replicas over '{}', the places of a stage", what,
-                    tag);
-      };
-      if (!strategy.weight_versions.empty())
-        return refuse("'weight_versions'", strategy.weight_versions[0].at);
-      const std::string of = axis->name;
-      strategy.mesh.insert(axis, {tag, 1, axis->at, of});
-    }
+Status check_sums_of_twins(const Strategy& strategy) {
   for (const Replicate& one : strategy.replicates) {
     if (!has_twins(strategy, one.over)) continue;
     if (one.reduce == Replicate::When::kMicrobatch)
@@ -172,26 +162,41 @@ Status add_twins(Strategy& strategy) {
   return ok_status();
 }
 
+// Adds an axis, of no ranks yet, for each such tag that an entry names: before that of the places.
+Status add_twins(Strategy& strategy) {
+  for (const Replicate& one : std::vector(strategy.replicates))
+    for (const std::string& tag : one.over) {
+      if (std::ranges::count(strategy.mesh, tag, &MeshAxis::name) > 0) continue;
+      const auto other = std::ranges::find_if(
+          strategy.mesh, [](const MeshAxis& axis) { return !axis.twins_of.empty(); });
+      if (other != strategy.mesh.end())
+        return fail(one.over_at, "not supported: replicas over the tags '{}' and '{}'", other->name,
+                    tag);
+      PIPER_ASSIGN(const auto axis, axis_of_tag(strategy, tag, one.over_at));
+      if (!strategy.weight_versions.empty())
+        return fail(
+            strategy.weight_versions[0].at,
+            "not supported: 'weight_versions' beside replicas over '{}', the places of a stage",
+            tag);
+      const std::string of = axis->name;
+      strategy.mesh.insert(axis, {tag, 1, axis->at, of});
+    }
+  return check_sums_of_twins(strategy);
+}
+
 // Ranks of several axes have numbers that follow one another.
 Status check_beside_twins(const Strategy& strategy, const Over& over) {
   std::vector<size_t> named;
   for (size_t a = 0; a < strategy.mesh.size(); ++a)
     if (contains(*over.axes, strategy.mesh[a].name)) named.push_back(a);
-  const auto between = [&](size_t a) {
-    return a > named.front() && a < named.back() && !contains(*over.axes, strategy.mesh[a].name);
-  };
-  for (size_t a = 0; a < strategy.mesh.size(); ++a) {
-    const bool is_inner = a != named.front() && a != named.back() &&
-                          contains(*over.axes, strategy.mesh[a].name) &&
-                          !strategy.mesh[a].twins_of.empty();
-    const bool is_replicated =
-        between(a) && std::ranges::any_of(strategy.replicates, [&](const Replicate& one) {
-          return one.is_over(strategy.mesh[a].name);
-        });
-    if (is_inner || is_replicated)
+  for (size_t a = named.front() + 1; a < named.back(); ++a) {
+    const MeshAxis& axis = strategy.mesh[a];
+    const bool is_replicated = std::ranges::any_of(
+        strategy.replicates, [&](const Replicate& one) { return one.is_over(axis.name); });
+    if (contains(*over.axes, axis.name) ? !axis.twins_of.empty() : is_replicated)
       return fail(over.over_at, "not supported: replicas over [{}], which are no axis together",
                   join(*over.axes, ", "))
-          .with_note(fmt::format("'{}' stands between them in the mesh", strategy.mesh[a].name));
+          .with_note(fmt::format("'{}' stands between them in the mesh", axis.name));
   }
   return ok_status();
 }

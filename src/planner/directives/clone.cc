@@ -65,6 +65,16 @@ class Cloner {
     for (size_t t = 0; t < tags_.size(); ++t) graph_.set_tag(node, tags_[t], region[t]);
   }
 
+  // Adds the regions that need what these ops read.
+  void add_regions_of(const std::vector<NodeId>& all, std::vector<Region>& regions) const {
+    for (NodeId reader : all) {
+      if (const auto& theirs = regions_[reader.index()]; !theirs.empty())
+        regions.insert(regions.end(), theirs.begin(), theirs.end());
+      else
+        regions.push_back(region_of(graph_.node(reader)));
+    }
+  }
+
   // Finds for each op on data the regions that need it, sorted; none for the other ops.
   void find_regions() {
     const std::vector<bool> data = data_ops(graph_);
@@ -77,12 +87,7 @@ class Cloner {
       if (!data[i]) continue;
       std::vector<Region>& regions = regions_[i];
       for (ValueId output : graph_.nodes[i].outputs) {
-        for (NodeId reader : all_readers[output.index()]) {
-          if (const auto& theirs = regions_[reader.index()]; !theirs.empty())
-            regions.insert(regions.end(), theirs.begin(), theirs.end());
-          else
-            regions.push_back(region_of(graph_.node(reader)));
-        }
+        add_regions_of(all_readers[output.index()], regions);
         if (kept[output.index()]) regions.push_back(region_of(graph_.nodes[i]));
       }
       std::sort(regions.begin(), regions.end());

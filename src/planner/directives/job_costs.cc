@@ -9,6 +9,20 @@
 namespace piper {
 namespace {
 
+// Sets the coordinates that the place computes from what is bound, on the axes that it names.
+Status set_coordinates(const Place& place, const Cut& cut, Variables bound,
+                       std::vector<int32_t>& coordinates) {
+  for (const auto& [name, value] : place.on)
+    for (size_t a = 0; a < cut.mesh.size(); ++a) {
+      if (cut.mesh[a].name != name) continue;
+      bound.emplace_back("P", cut.mesh[a].size);
+      PIPER_ASSIGN(const int64_t at, value.evaluate(bound));
+      bound.pop_back();
+      if (at >= 0 && at < cut.mesh[a].size) coordinates[a] = static_cast<int32_t>(at);
+    }
+  return ok_status();
+}
+
 // Gives the axes that one `place` names their coordinates, if it holds for the node.
 Status place_by(const Place& place, const Graph& graph, const Node& node, const Cut& cut,
                 const Variables& variables, Variables& tags, std::vector<int32_t>& coordinates) {
@@ -21,15 +35,7 @@ Status place_by(const Place& place, const Graph& graph, const Node& node, const 
     tags.emplace_back(tag, given);
     bound->emplace_back(tag, given);
   }
-  for (const auto& [name, value] : place.on)
-    for (size_t a = 0; a < cut.mesh.size(); ++a) {
-      if (cut.mesh[a].name != name) continue;
-      bound->emplace_back("P", cut.mesh[a].size);
-      PIPER_ASSIGN(const int64_t at, value.evaluate(*bound));
-      bound->pop_back();
-      if (at >= 0 && at < cut.mesh[a].size) coordinates[a] = static_cast<int32_t>(at);
-    }
-  return ok_status();
+  return set_coordinates(place, cut, *std::move(bound), coordinates);
 }
 
 // Returns a program of the op alone, whose results are arguments.

@@ -24,15 +24,8 @@ class Network {
     edges_of_[at(to)].push_back(static_cast<int32_t>(edges_.size()));
     edges_.push_back({from, 0});
   }
-  // Returns by node whether it is on the source's side of a minimum cut, the one nearest to the
-  // sink.
-  std::vector<bool> cut(int32_t source, int32_t sink) {
-    while (find_levels(source, sink)) {
-      next_.assign(edges_of_.size(), 0);
-      while (push(source, sink)) {
-      }
-    }
-    // The walk goes from the sink backwards along edges with capacity left.
+  // Returns by node whether there is a way from it to the sink along edges with capacity left.
+  std::vector<bool> leading_to(int32_t sink) const {
     std::vector<bool> sinks(edges_of_.size());
     std::vector<int32_t> open{sink};
     sinks[at(sink)] = true;
@@ -46,6 +39,18 @@ class Network {
         open.push_back(from);
       }
     }
+    return sinks;
+  }
+
+  // Returns by node whether it is on the source's side of a minimum cut, the one nearest to the
+  // sink.
+  std::vector<bool> cut(int32_t source, int32_t sink) {
+    while (find_levels(source, sink)) {
+      next_.assign(edges_of_.size(), 0);
+      while (push(source, sink)) {
+      }
+    }
+    std::vector<bool> sinks = leading_to(sink);
     sinks.flip();
     return sinks;
   }
@@ -70,8 +75,9 @@ class Network {
       }
     return level_[at(sink)] >= 0;
   }
-  // Returns one path along the levels; without recursion, for chains of ops are long.
-  bool push(int32_t source, int32_t sink) {
+  // Returns one path along the levels, by its edges; without recursion, for chains of ops are long.
+  // Empty: there is none.
+  std::vector<int32_t> next_path(int32_t source, int32_t sink) {
     std::vector<int32_t> path;  // of edges
     int32_t node = source;
     while (node != sink) {
@@ -82,13 +88,20 @@ class Network {
         path.push_back(edges[next]);
         node = edges_[at(edges[next])].to;
       } else if (path.empty()) {
-        return false;
+        return {};
       } else {
         node = edges_[at(path.back() ^ 1)].to;
         path.pop_back();
         ++next_[at(node)];
       }
     }
+    return path;
+  }
+
+  // Sends as much along one path as it takes. Returns false if there is no path left.
+  bool push(int32_t source, int32_t sink) {
+    const std::vector<int32_t> path = next_path(source, sink);
+    if (path.empty()) return false;
     int64_t least = kInfinite;
     for (int32_t e : path) least = std::min(least, edges_[at(e)].left);
     for (int32_t e : path) edges_[at(e)].left -= least, edges_[at(e ^ 1)].left += least;
@@ -113,6 +126,19 @@ class Keeper {
     sink_ = network_.add_node();
   }
 
+  // Returns the values at which the cut parts what is given from what is computed again.
+  Kept kept_at(const std::vector<bool>& given) const {
+    Kept kept;
+    kept.values.resize(graph_.values.size());
+    for (size_t v = 0; v < node_.size(); ++v) {
+      if (node_[v] < 0) continue;
+      const auto first = static_cast<size_t>(node_[v]);
+      kept.values[v] = given[first] && !given[first + 1];
+      if (kept.values[v]) kept.bytes += graph_.values[v].type.bytes();
+    }
+    return kept;
+  }
+
   Kept run() {
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
       if (graph_.nodes[i].pass == Pass::kF && graph_.tags_of(graph_.nodes[i]) == tags_)
@@ -124,15 +150,7 @@ class Keeper {
           network_.add_edge(node_[input.index()] + 1, sink_, kInfinite);
     }
     const std::vector<bool> given = network_.cut(source_, sink_);
-    Kept kept;
-    kept.values.resize(graph_.values.size());
-    for (size_t v = 0; v < node_.size(); ++v) {
-      if (node_[v] < 0) continue;
-      const auto first = static_cast<size_t>(node_[v]);
-      kept.values[v] = given[first] && !given[first + 1];
-      if (kept.values[v]) kept.bytes += graph_.values[v].type.bytes();
-    }
-    return kept;
+    return kept_at(given);
   }
 
  private:
@@ -169,6 +187,27 @@ class Keeper {
   std::vector<int32_t> node_;  // by value: the first of its two
 };
 
+// Appends a node after those copies that it reads and that are not placed yet.
+void append_with_inputs(const Graph& graph, size_t n, size_t count, std::vector<bool>& placed,
+                        std::vector<NodeId>& order) {
+  placed[n] = true;
+  // Nodes, with the next input of each to look at.
+  std::vector<std::pair<size_t, size_t>> open{{n, 0}};
+  while (!open.empty()) {
+    auto& [at, next] = open.back();
+    if (next == graph.nodes[at].inputs.size()) {
+      order.emplace_back(at);
+      open.pop_back();
+      continue;
+    }
+    const ValueId input = graph.nodes[at].inputs[next++];
+    const NodeId from = input.valid() ? graph.value(input).producer : NodeId();
+    if (!from.valid() || from.index() < count || placed[from.index()]) continue;
+    placed[from.index()] = true;
+    open.emplace_back(from.index(), 0);
+  }
+}
+
 }  // namespace
 
 double intensity_of(const Graph& graph, const Node& node) {
@@ -190,24 +229,9 @@ Kept keep_least(const Graph& graph, const std::vector<int32_t>& tags,
 void put_copies_in_order(Graph& graph, size_t count) {
   std::vector<NodeId> order;
   std::vector<bool> placed(graph.nodes.size());
-  std::vector<std::pair<size_t, size_t>> open;  // nodes, with the next input of each to look at
   for (size_t n = 0; n < placed.size(); ++n) {
     if (placed[n]) continue;
-    placed[n] = true;
-    open.emplace_back(n, 0);
-    while (!open.empty()) {
-      auto& [at, next] = open.back();
-      if (next == graph.nodes[at].inputs.size()) {
-        order.emplace_back(at);
-        open.pop_back();
-        continue;
-      }
-      const ValueId input = graph.nodes[at].inputs[next++];
-      const NodeId from = input.valid() ? graph.value(input).producer : NodeId();
-      if (!from.valid() || from.index() < count || placed[from.index()]) continue;
-      placed[from.index()] = true;
-      open.emplace_back(from.index(), 0);
-    }
+    append_with_inputs(graph, n, count, placed, order);
   }
   graph.put_in_order(order);
 }

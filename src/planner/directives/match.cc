@@ -169,6 +169,21 @@ bool carries(const Dag& dag, const Task& task, const std::vector<bool>& named) {
   return false;
 }
 
+// Marks the parameters that have such a name, and their gradients.
+void mark_params(const Dag& dag, const std::vector<Glob>& globs, std::vector<bool>& named) {
+  for (const Param& param : dag.graph.params) {
+    if (std::none_of(globs.begin(), globs.end(),
+                     [&](const Glob& glob) { return has_name(param, glob); }))
+      continue;
+    named[param.value.index()] = true;
+    if (!param.gradient.valid()) continue;
+    named[param.gradient.index()] = true;
+    for (const Sum& sum : dag.sums)
+      if (sum.value == param.gradient)
+        for (ValueId use : sum.uses) named[use.index()] = true;
+  }
+}
+
 }  // namespace
 
 Result<const std::vector<bool>*> TaskMatcher::named_by(const Condition& condition) const {
@@ -185,17 +200,7 @@ Result<const std::vector<bool>*> TaskMatcher::named_by(const Condition& conditio
   const Graph& graph = dag_.graph;
   std::vector<bool> named(graph.values.size());
   for (size_t v = 0; v < named.size(); ++v) named[v] = is_named(graph.values[v].name);
-  for (const Param& param : graph.params) {
-    if (std::none_of(globs.begin(), globs.end(),
-                     [&](const Glob& glob) { return has_name(param, glob); }))
-      continue;
-    named[param.value.index()] = true;
-    if (!param.gradient.valid()) continue;
-    named[param.gradient.index()] = true;
-    for (const Sum& sum : dag_.sums)
-      if (sum.value == param.gradient)
-        for (ValueId use : sum.uses) named[use.index()] = true;
-  }
+  mark_params(dag_, globs, named);
   return &(named_[&condition] = std::move(named));
 }
 
@@ -434,6 +439,33 @@ std::pair<Ranges, Ranges> runs_of(const std::set<int32_t>& values) {
   return {std::move(runs), std::move(missing)};
 }
 
+std::set<int32_t> values_of_tag(const Dag& dag, size_t t) {
+  std::set<int32_t> values;
+  for (const Chunk& chunk : dag.chunks)
+    if (chunk.tags[t] != kNoTag) values.insert(chunk.tags[t]);
+  return values;
+}
+
+std::vector<std::string> scopes_of_ops(const Graph& graph) {
+  std::set<std::string> all;
+  for (const Node& node : graph.nodes)
+    if (node.pass == Pass::kF && !node.scope.empty()) all.insert(node.scope);
+  return {all.begin(), all.end()};
+}
+
+void add_values_of_tags(const Graph& graph, const Where& where, Error& error) {
+  for (const Condition& condition : where) {
+    const int tag = graph.tag_index(condition.tag);
+    std::set<int32_t> values;
+    for (const Node& node : graph.nodes)
+      if (tag >= 0 && node.pass == Pass::kF && graph.tag(node, tag) != kNoTag)
+        values.insert(graph.tag(node, tag));
+    if (!values.empty())
+      error.notes.push_back(fmt::format("tag '{}' has the values {}", condition.tag,
+                                        ranges({values.begin(), values.end()})));
+  }
+}
+
 }  // namespace
 
 std::string ranges(const std::vector<int32_t>& numbers) {
@@ -443,9 +475,7 @@ std::string ranges(const std::vector<int32_t>& numbers) {
 Error with_regions(Error error, const Dag& dag) {
   bool has_gap = false;
   for (size_t t = 0; t < dag.region_tags.size(); ++t) {
-    std::set<int32_t> values;
-    for (const Chunk& chunk : dag.chunks)
-      if (chunk.tags[t] != kNoTag) values.insert(chunk.tags[t]);
+    const std::set<int32_t> values = values_of_tag(dag, t);
     if (values.empty()) continue;
     const auto [runs, missing] = runs_of(values);
     const std::string& tag = dag.region_tags[t];
@@ -473,10 +503,7 @@ Error with_deeper(Error error, const Glob& match, std::span<const std::string> s
 Error no_ops(const Graph& graph, std::string_view what, const SourceSpan& at,
              const std::optional<Glob>& match, const Where& where) {
   constexpr size_t kShown = 6;
-  std::set<std::string> all;
-  for (const Node& node : graph.nodes)
-    if (node.pass == Pass::kF && !node.scope.empty()) all.insert(node.scope);
-  const std::vector<std::string> scopes(all.begin(), all.end());
+  const std::vector<std::string> scopes = scopes_of_ops(graph);
   const bool is_matched = !match || matches_any(*match, scopes);
   Error error = fail(
       is_matched && !where.empty() ? where.front().at : at, "{}{}", what,
@@ -488,16 +515,7 @@ Error no_ops(const Graph& graph, std::string_view what, const SourceSpan& at,
                     join(std::span(scopes).first(std::min(scopes.size(), kShown)), ", ")));
     error = with_deeper(std::move(error), *match, scopes);
   }
-  for (const Condition& condition : where) {
-    const int tag = graph.tag_index(condition.tag);
-    std::set<int32_t> values;
-    for (const Node& node : graph.nodes)
-      if (tag >= 0 && node.pass == Pass::kF && graph.tag(node, tag) != kNoTag)
-        values.insert(graph.tag(node, tag));
-    if (!values.empty())
-      error.notes.push_back(fmt::format("tag '{}' has the values {}", condition.tag,
-                                        ranges({values.begin(), values.end()})));
-  }
+  add_values_of_tags(graph, where, error);
   return error;
 }
 

@@ -142,6 +142,22 @@ class Chooser {
   std::set<int32_t> shared_;  // items whose memory others use
 };
 
+// Fails if parameters are to be on the host, and versions of them or steps that overlap need them
+// on the device.
+Status check_parameters(const OffloadRule& rule, const Dag& dag, const Strategy& strategy) {
+  if (rule.what == What::kParameters && !dag.versions.empty())
+    return fail(rule.at, "not supported: several versions of parameters that are on the host")
+        .with_note("help: 'what: optimizer', or weight_versions: 1");
+  for (const Order& order : strategy.orders) {
+    PIPER_ASSIGN(const auto tags, tags_named(order));
+    if (rule.what == What::kParameters && std::ranges::count(tags, "step") > 0)
+      return fail(rule.at, "not supported: parameters on the host where steps overlap ({})",
+                  line_of(order.at, rule.at))
+          .with_note("help: 'what: optimizer'");
+  }
+  return ok_status();
+}
+
 }  // namespace
 
 Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& variables) {
@@ -154,16 +170,7 @@ Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& va
       if (is_of_rest(strategy.offloads[o]) == rest) turns.push_back(o);
   for (const size_t o : turns) {
     const OffloadRule& rule = strategy.offloads[o];
-    if (rule.what == What::kParameters && !dag.versions.empty())
-      return fail(rule.at, "not supported: several versions of parameters that are on the host")
-          .with_note("help: 'what: optimizer', or weight_versions: 1");
-    for (const Order& order : strategy.orders) {
-      PIPER_ASSIGN(const auto tags, tags_named(order));
-      if (rule.what == What::kParameters && std::ranges::count(tags, "step") > 0)
-        return fail(rule.at, "not supported: parameters on the host where steps overlap ({})",
-                    line_of(order.at, rule.at))
-            .with_note("help: 'what: optimizer'");
-    }
+    PIPER_TRY(check_parameters(rule, dag, strategy));
     PIPER_ASSIGN(offloads[o], chooser.choose(rule));
   }
   dag.offloads = std::move(offloads);

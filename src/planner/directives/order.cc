@@ -167,6 +167,17 @@ class CellOrder {
                 where_, label, later_step(steps), value.name, versions, versions - 1)
         .with_note(fmt::format("help: {} versions of it (weight_versions)", steps + 1));
   }
+  // Adds how the program can update the chunk's parameters before.
+  Error with_update_help(Error error, const Chunk& of) const {
+    std::string tags;
+    for (size_t tag = 0; tag < of.tags.size(); ++tag)
+      if (of.tags[tag] != kNoTag)
+        tags +=
+            fmt::format("{}{}={}", tags.empty() ? "" : ", ", dag_.region_tags[tag], of.tags[tag]);
+    return std::move(error).with_note(
+        fmt::format("help: 'U[{}]' before it, or two versions of it (weight_versions)", tags));
+  }
+
   Error not_updated(int32_t t, ItemId state, ChunkId region) const {
     const Task& task = dag_.tasks[out_.tasks[static_cast<size_t>(t)].index()];
     const ValueId value = dag_.items[state.index()].value;
@@ -184,14 +195,26 @@ class CellOrder {
     if (const int32_t steps = out_.ahead_of(t); steps > 1)
       return std::move(error).with_note(
           fmt::format("help: {} versions of it (weight_versions)", steps + 1));
-    const Chunk& of = dag_.chunks[(region.valid() ? region : task.chunk).index()];
-    std::string tags;
-    for (size_t tag = 0; tag < of.tags.size(); ++tag)
-      if (of.tags[tag] != kNoTag)
-        tags +=
-            fmt::format("{}{}={}", tags.empty() ? "" : ", ", dag_.region_tags[tag], of.tags[tag]);
-    return std::move(error).with_note(
-        fmt::format("help: 'U[{}]' before it, or two versions of it (weight_versions)", tags));
+    return with_update_help(std::move(error),
+                            dag_.chunks[(region.valid() ? region : task.chunk).index()]);
+  }
+
+  // Puts the tasks of each item into the body, and notes the pairs.
+  void place_items(const std::vector<OrderItem>& items,
+                   const std::vector<std::pair<size_t, size_t>>& tasks) {
+    int32_t first_of_pair = 0;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      const auto before = static_cast<int32_t>(out_.body.size());
+      for (size_t t = tasks[i].first; t < tasks[i].second; ++t)
+        out_.body.push_back(static_cast<int32_t>(t));
+      const auto end = static_cast<int32_t>(out_.body.size());
+      if (i > 0 && items[i - 1].paired && first_of_pair < before && before < end) {
+        if (items[i - 1].apart) out_.apart.push_back(static_cast<int32_t>(out_.overlaps.size()));
+        out_.overlaps.push_back({first_of_pair, before, end});
+        out_.pair_at.push_back(place(items[i - 1].pair_at));
+      }
+      first_of_pair = before;
+    }
   }
 
   // Takes all items in the order of one step: first what runs while steps before it are under way,
@@ -213,19 +236,7 @@ class CellOrder {
       }
       out_.ahead.resize(out_.tasks.size(), steps);
     }
-    int32_t first_of_pair = 0;
-    for (size_t i = 0; i < tasks.size(); ++i) {
-      const auto before = static_cast<int32_t>(out_.body.size());
-      for (size_t t = tasks[i].first; t < tasks[i].second; ++t)
-        out_.body.push_back(static_cast<int32_t>(t));
-      const auto end = static_cast<int32_t>(out_.body.size());
-      if (i > 0 && items[i - 1].paired && first_of_pair < before && before < end) {
-        if (items[i - 1].apart) out_.apart.push_back(static_cast<int32_t>(out_.overlaps.size()));
-        out_.overlaps.push_back({first_of_pair, before, end});
-        out_.pair_at.push_back(place(items[i - 1].pair_at));
-      }
-      first_of_pair = before;
-    }
+    place_items(items, tasks);
     return ok_status();
   }
   Status check_between_steps(const std::vector<OrderItem>& items, size_t i, bool next) const {
@@ -366,18 +377,23 @@ class CellOrder {
 // Lists the places that an order tells apart: the coordinates of some axes, row-major.
 class OrderPlaces {
  public:
+  static Status check_placed(const Dag& dag, int32_t axis, const Order& order) {
+    if (!dag.mesh[static_cast<size_t>(axis)].placed)
+      return fail(order.at,
+                  "order: no place directive uses axis '{}', so its devices have nothing to tell "
+                  "apart",
+                  dag.mesh[static_cast<size_t>(axis)].name)
+          .with_note(
+              "help: leave 'each' out: the program is then of all devices, or of those "
+              "that 'place' tells apart");
+    return ok_status();
+  }
+
   static Result<OrderPlaces> make(const Dag& dag, const Order& order) {
     OrderPlaces places(dag);
     for (const std::string& each : order.each) {
       PIPER_ASSIGN(const int32_t axis, find_axis(dag, each, order.at, "order"));
-      if (!dag.mesh[static_cast<size_t>(axis)].placed)
-        return fail(order.at,
-                    "order: no place directive uses axis '{}', so its devices have nothing to tell "
-                    "apart",
-                    each)
-            .with_note(
-                "help: leave 'each' out: the program is then of all devices, or of those "
-                "that 'place' tells apart");
+      PIPER_TRY(check_placed(dag, axis, order));
       places.axes_.push_back(static_cast<size_t>(axis));
     }
     for (size_t axis = 0; axis < dag.mesh.size() && order.each.empty(); ++axis)

@@ -112,12 +112,7 @@ class Backwards {
   std::set<std::tuple<TaskPass, int64_t, int64_t>> done_;  // pass, stage, microbatch
 };
 
-}  // namespace
-
-Result<OrderRows> order_rows(const Dag& dag, const std::vector<ComputeOrder>& compute) {
-  const auto stage = std::find(dag.region_tags.begin(), dag.region_tags.end(), "stage");
-  if (stage == dag.region_tags.end())
-    return fail("an order is written by stages, but no directive names a tag 'stage'");
+Status check_written_by_stages(const Dag& dag) {
   const auto placed = std::count_if(dag.mesh.begin(), dag.mesh.end(),
                                     [](const DagAxis& axis) { return axis.placed; });
   if (placed != 1)
@@ -127,10 +122,14 @@ Result<OrderRows> order_rows(const Dag& dag, const std::vector<ComputeOrder>& co
       dag.split_update || dag.split_sums)
     return fail("not supported: an order file of an order that names R, S or updates of stages")
         .with_note("such files have no words for these");
+  return ok_status();
+}
+
+Status check_one_device(const Dag& dag, size_t tag) {
   std::map<int32_t, int32_t> cell_of;  // by stage
   for (const Chunk& chunk : dag.chunks) {
     if (chunk.pass != TaskPass::kF) continue;
-    const int32_t number = chunk.tags[static_cast<size_t>(stage - dag.region_tags.begin())];
+    const int32_t number = chunk.tags[tag];
     const auto [known, is_new] = cell_of.try_emplace(number, chunk.cell);
     if (!is_new && known->second != chunk.cell)
       return fail("not supported: an order file of stages that are on several devices")
@@ -138,11 +137,21 @@ Result<OrderRows> order_rows(const Dag& dag, const std::vector<ComputeOrder>& co
                                  "two, by microbatch",
                                  number));
   }
+  return ok_status();
+}
+
+}  // namespace
+
+Result<OrderRows> order_rows(const Dag& dag, const std::vector<ComputeOrder>& compute) {
+  const auto stage = std::find(dag.region_tags.begin(), dag.region_tags.end(), "stage");
+  if (stage == dag.region_tags.end())
+    return fail("an order is written by stages, but no directive names a tag 'stage'");
+  PIPER_TRY(check_written_by_stages(dag));
+  const auto tag = static_cast<size_t>(stage - dag.region_tags.begin());
+  PIPER_TRY(check_one_device(dag, tag));
   OrderRows rows;
   const auto in_halves = regions_in_halves(dag);
-  for (const ComputeOrder& order : compute)
-    rows.push_back(
-        cells_of(dag, order, static_cast<size_t>(stage - dag.region_tags.begin()), in_halves));
+  for (const ComputeOrder& order : compute) rows.push_back(cells_of(dag, order, tag, in_halves));
   return Backwards(rows).run();
 }
 

@@ -124,26 +124,37 @@ class PartFinder {
     for (const auto& [in, range] : ranges)
       join_between(in, std::span(nodes).subspan(range.first, range.end - range.first));
   }
+  static bool has_any(const std::vector<ValueId>& ids, const std::unordered_set<int32_t>& of) {
+    return std::ranges::any_of(ids,
+                               [&](ValueId id) { return id.valid() && of.contains(id.value); });
+  }
+
   void join_between(int32_t in, std::span<const size_t> nodes) {
     std::unordered_set<int32_t> after, before;  // made of what it makes; what it is made of
     std::vector<bool> follows(nodes.size());
-    const auto any = [](const std::vector<ValueId>& ids, const std::unordered_set<int32_t>& of) {
-      return std::ranges::any_of(ids,
-                                 [&](ValueId id) { return id.valid() && of.contains(id.value); });
-    };
     for (size_t i = 0; i < nodes.size(); ++i) {
       const Node& node = graph_.nodes[nodes[i]];
-      follows[i] = any(node.inputs, after);
+      follows[i] = has_any(node.inputs, after);
       if (follows[i] || cut_.region[nodes[i]] == in)
         for (const ValueId made : node.outputs) after.insert(made.value);
     }
     for (size_t i = nodes.size(); i-- > 0;) {
       const Node& node = graph_.nodes[nodes[i]];
-      const bool leads = any(node.outputs, before);
+      const bool leads = has_any(node.outputs, before);
       if (!leads && cut_.region[nodes[i]] != in) continue;
       for (const ValueId read : node.inputs) before.insert(read.value);
       if (follows[i] && cut_.region[nodes[i]] == kOutside) cut_.region[nodes[i]] = in;
     }
+  }
+
+  Error not_in_equal_parts(const Value& value, int64_t dim, int64_t blocks) const {
+    const int64_t extent = value.type.shape[static_cast<size_t>(dim)];
+    return fail(split_.at, "split: dim {} of '{}' ({}) cannot be cut into {} equal parts{}", dim,
+                quote_control(value.name), to_string(value.type), split_.into,
+                blocks > 1 ? fmt::format(" of each of {} blocks", blocks) : "")
+        .with_note(fmt::format("the dim is given at line {}", split_.dim_at.line))
+        .with_note(fmt::format("help: 'into' must divide {}{}", extent,
+                               dim == 0 ? ", what a microbatch has on each replica" : ""));
   }
 
   Status add(int32_t in, ValueId id, const SourceSpan& at) {
@@ -157,13 +168,7 @@ class PartFinder {
           .with_note(fmt::format("it is what the scope at {} reads", line_of(at, split_.dim_at)));
     const int64_t extent = value.type.shape[static_cast<size_t>(dim)];
     const int64_t blocks = std::max<int64_t>(cut_.outer, 1);
-    if (extent % (split_.into * blocks) != 0)
-      return fail(split_.at, "split: dim {} of '{}' ({}) cannot be cut into {} equal parts{}", dim,
-                  quote_control(value.name), type, split_.into,
-                  blocks > 1 ? fmt::format(" of each of {} blocks", blocks) : "")
-          .with_note(fmt::format("the dim is given at line {}", split_.dim_at.line))
-          .with_note(fmt::format("help: 'into' must divide {}{}", extent,
-                                 dim == 0 ? ", what a microbatch has on each replica" : ""));
+    if (extent % (split_.into * blocks) != 0) return not_in_equal_parts(value, dim, blocks);
     cut_.seeds.push_back({in, id, static_cast<int>(dim)});
     tensors_.insert(fmt::format("dim {} of {}", dim, type));
     return ok_status();
@@ -275,6 +280,16 @@ Status check_once(const Graph& graph, const Strategy& strategy, const Split& spl
   return ok_status();
 }
 
+Error pass_beside_parts(const Order& order, const Split& split, const std::string& pass,
+                        bool is_named) {
+  return fail(order.at, "not supported: '{}' in an order {} parts: '{}'", pass,
+              is_named ? "that names" : "beside placed", split.as)
+      .with_note(fmt::format("the region is split at {}", line_of(split.at, order.at)))
+      .with_note(
+          "help: without it a backward takes its R itself, and sums and updates "
+          "come when their gradients are final");
+}
+
 }  // namespace
 
 std::vector<bool> ops_in_parts(const Graph& graph, const Split& split) {
@@ -306,12 +321,7 @@ Result<std::vector<std::string>> parts_in_orders(const Strategy& strategy) {
       if (is_named && !std::ranges::count(parts, split.as)) parts.push_back(split.as);
       for (const std::string pass : {"R", "S", "U"})
         if (pass == "U" ? updates : std::ranges::count(passes, pass) > 0)
-          return fail(order.at, "not supported: '{}' in an order {} parts: '{}'", pass,
-                      is_named ? "that names" : "beside placed", split.as)
-              .with_note(fmt::format("the region is split at {}", line_of(split.at, order.at)))
-              .with_note(
-                  "help: without it a backward takes its R itself, and sums and updates "
-                  "come when their gradients are final");
+          return pass_beside_parts(order, split, pass, is_named);
     }
   }
   return parts;

@@ -214,6 +214,19 @@ class Placer {
         copied, dag_.graph.params.size(), human_bytes(bytes));
   }
 
+  // Fails if a cell has no work.
+  Status check_all_used(const std::vector<bool>& used) const {
+    for (size_t i = 0; i < used.size(); ++i) {
+      if (used[i] || may_be_idle()) continue;
+      std::string where;
+      for (size_t a = 0; a < dag_.mesh.size(); ++a)
+        if (dag_.mesh[a].placed)
+          where += fmt::format(" {}={}", dag_.mesh[a].name, dag_.cells[i][a]);
+      return nothing_on(where);
+    }
+    return ok_status();
+  }
+
   // Every microbatch of every chunk has exactly one cell, and every cell work.
   Status find_cells() {
     std::map<std::vector<int32_t>, int32_t> cell_of;
@@ -229,15 +242,7 @@ class Placer {
         cells_[c].push_back(cell_of.at(spot.coordinates));
         used[static_cast<size_t>(cells_[c].back())] = true;
       }
-    for (size_t i = 0; i < used.size(); ++i) {
-      if (used[i] || may_be_idle()) continue;
-      std::string where;
-      for (size_t a = 0; a < dag_.mesh.size(); ++a)
-        if (dag_.mesh[a].placed)
-          where += fmt::format(" {}={}", dag_.mesh[a].name, dag_.cells[i][a]);
-      return nothing_on(where);
-    }
-    return ok_status();
+    return check_all_used(used);
   }
   Error not_placed(const Chunk& chunk, const DagAxis& axis, int32_t micro) const {
     Error error = fail(places_.front().at, "place: no directive places '{}' on axis '{}'{}",
@@ -272,6 +277,24 @@ class Placer {
     });
   }
 
+  // Adds what a group of microbatches has of a chunk: to a piece from `begin` on that is in the
+  // same place, or as one of its own.
+  void add_piece(size_t c, size_t g, size_t begin, std::vector<Chunk>& chunks) {
+    const auto micro = static_cast<size_t>(firsts_[g]);
+    Chunk piece = dag_.chunks[c];
+    piece.cell = cells_[c][micro];
+    piece.tags.insert(piece.tags.end(), spots_[c][micro].tags.begin(), spots_[c][micro].tags.end());
+    const auto same = std::find_if(
+        chunks.begin() + static_cast<std::ptrdiff_t>(begin), chunks.end(),
+        [&](const Chunk& other) { return other.cell == piece.cell && other.tags == piece.tags; });
+    if (same != chunks.end()) {
+      same->groups.push_back(static_cast<int32_t>(g));
+      return;
+    }
+    piece.groups = {static_cast<int32_t>(g)};
+    chunks.push_back(std::move(piece));
+  }
+
   // A chunk becomes several where its microbatches differ in cell or tags.
   void split_chunks() {
     dag_.region_tags.insert(dag_.region_tags.end(), tags_.begin(), tags_.end());
@@ -279,22 +302,7 @@ class Placer {
     for (size_t c = 0; c < dag_.chunks.size(); ++c) {
       const size_t begin = chunks.size();
       for (size_t g = 0; g < firsts_.size(); ++g) {
-        const auto micro = static_cast<size_t>(firsts_[g]);
-        Chunk piece = dag_.chunks[c];
-        piece.cell = cells_[c][micro];
-        piece.tags.insert(piece.tags.end(), spots_[c][micro].tags.begin(),
-                          spots_[c][micro].tags.end());
-        const auto same =
-            std::find_if(chunks.begin() + static_cast<std::ptrdiff_t>(begin), chunks.end(),
-                         [&](const Chunk& other) {
-                           return other.cell == piece.cell && other.tags == piece.tags;
-                         });
-        if (same != chunks.end()) {
-          same->groups.push_back(static_cast<int32_t>(g));
-          continue;
-        }
-        piece.groups = {static_cast<int32_t>(g)};
-        chunks.push_back(std::move(piece));
+        add_piece(c, g, begin, chunks);
       }
       for (size_t i = begin; i < chunks.size(); ++i)
         if (chunks[i].groups.size() == firsts_.size()) chunks[i].groups.clear();

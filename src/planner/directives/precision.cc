@@ -32,15 +32,8 @@ class Caster {
         chosen_(graph_.nodes.size(), kUnchosen),
         counts_(precisions.size()) {}
 
-  Result<Graph> run(Explanations& out) {
-    for (const bool rest : {false, true})
-      for (size_t d = 0; d < precisions_.size(); ++d)
-        if (is_of_rest(precisions_[d]) == rest) PIPER_TRY(choose(d));
-    for (size_t d = 0; d < precisions_.size(); ++d) PIPER_TRY(check_masters(d));
-    for (const Value& value : graph_.values) original_.push_back(value.type.dtype);
-    find_strong();
-    find_beyond_f16();
-    keep_masters();
+  // Retypes each node, and puts the casts that it reads before it.
+  Status retype_all() {
     build_.name_prefix = "precision/";
     const size_t count = graph_.nodes.size();
     for (size_t i = 0; i < count; ++i) {
@@ -50,6 +43,19 @@ class Caster {
       order_.emplace_back(i);
     }
     graph_.put_in_order(order_);
+    return ok_status();
+  }
+
+  Result<Graph> run(Explanations& out) {
+    for (const bool rest : {false, true})
+      for (size_t d = 0; d < precisions_.size(); ++d)
+        if (is_of_rest(precisions_[d]) == rest) PIPER_TRY(choose(d));
+    for (size_t d = 0; d < precisions_.size(); ++d) PIPER_TRY(check_masters(d));
+    for (const Value& value : graph_.values) original_.push_back(value.type.dtype);
+    find_strong();
+    find_beyond_f16();
+    keep_masters();
+    PIPER_TRY(retype_all());
     for (size_t d = 0; d < precisions_.size(); ++d) PIPER_TRY(report(d, out));
     return std::move(graph_);
   }
@@ -230,6 +236,21 @@ class Caster {
     return wide_ == DType::kF64 && node.pass == Pass::kU ? DType::kF64 : original_[input.index()];
   }
 
+  // Has the node read its inputs in the type that it computes in.
+  void cast_inputs(Node& node, int32_t d) {
+    const DType type =
+        d == kUnchosen ? DType::kF32 : type_for(node, precisions_[static_cast<size_t>(d)]);
+    bool floats = false;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      ValueId& input = node.inputs[i];
+      if (!input.valid() || !is_castable(dtype_of(input))) continue;
+      floats = true;
+      const DType own = type == DType::kF16 && is_wide_mask(node, i) ? DType::kF32 : type;
+      input = in_type(input, d == kUnchosen ? unchosen_type(node, input) : own, node, d);
+    }
+    if (d != kUnchosen && floats) count(node, type, counts_[static_cast<size_t>(d)]);
+  }
+
   Status retype(NodeId id) {
     const int32_t d = chosen_[id.index()];
     Node node = graph_.node(id);
@@ -241,17 +262,7 @@ class Caster {
     if (d != kUnchosen && node.op == "Cast") {
       recast(node, counts_[static_cast<size_t>(d)]);
     } else {
-      const DType type =
-          d == kUnchosen ? DType::kF32 : type_for(node, precisions_[static_cast<size_t>(d)]);
-      bool floats = false;
-      for (size_t i = 0; i < node.inputs.size(); ++i) {
-        ValueId& input = node.inputs[i];
-        if (!input.valid() || !is_castable(dtype_of(input))) continue;
-        floats = true;
-        const DType own = type == DType::kF16 && is_wide_mask(node, i) ? DType::kF32 : type;
-        input = in_type(input, d == kUnchosen ? unchosen_type(node, input) : own, node, d);
-      }
-      if (d != kUnchosen && floats) count(node, type, counts_[static_cast<size_t>(d)]);
+      cast_inputs(node, d);
     }
     graph_.node(id) = node;
     return infer(id);
@@ -291,6 +302,14 @@ class Caster {
     return ok_status();
   }
 
+  void count_cast(ValueId value, int32_t d) {
+    if (d != kUnchosen) {
+      Counts& counts = counts_[static_cast<size_t>(d)];
+      ++counts.casts;
+      counts.param_casts += graph_.value(value).kind == ValueKind::kState;
+    }
+  }
+
   // Returns the value in another type: cast once for each region that reads it, and a parameter
   // beside each op, so that each of its uses is one.
   ValueId in_type(ValueId value, DType type, const Node& reader, int32_t d) {
@@ -307,11 +326,7 @@ class Caster {
     build_.tags = beside.tags;
     build_.pass = beside.pass;
     const ValueId made = build_.cast(value, type);
-    if (d != kUnchosen) {
-      Counts& counts = counts_[static_cast<size_t>(d)];
-      ++counts.casts;
-      counts.param_casts += graph_.value(value).kind == ValueKind::kState;
-    }
+    count_cast(value, d);
     original_.resize(graph_.values.size(), type);
     strong_.resize(graph_.values.size(), !weak);
     beyond_f16_.resize(graph_.values.size(), beyond_f16_[value.index()]);

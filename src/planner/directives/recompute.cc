@@ -163,8 +163,7 @@ class Recomputer {
   const Recompute& directive_of(int32_t group) const {
     return recomputes_[groups_[static_cast<size_t>(group)].directive];
   }
-  Status choose(size_t d) {
-    const Recompute& recompute = recomputes_[d];
+  static Status check_ops(const Recompute& recompute) {
     for (const auto& [op, at] : recompute.ops) {
       if (find_op(op)) continue;
       std::vector<std::string> names;
@@ -172,6 +171,18 @@ class Recomputer {
       return fail(at, "recompute: unknown op '{}'{}", op, did_you_mean(op, names))
           .with_note("help: `piperc MODEL --describe` lists the ops of a model");
     }
+    return ok_status();
+  }
+
+  static Error chosen_twice(const Recompute& recompute, const Node& node, const Recompute& other) {
+    return fail(recompute.at, "recompute: {} at '{}' is chosen twice", node.op, node.scope)
+        .with_note("first at " + place_of(other.at))
+        .with_note("help: `match` of one of them without these: [\"**\", \"!SCOPE/**\"]");
+  }
+
+  Status choose(size_t d) {
+    const Recompute& recompute = recomputes_[d];
+    PIPER_TRY(check_ops(recompute));
     int64_t matched = 0;
     for (Variant& variant : variants_)
       for (size_t i = 0; i < count_; ++i) {
@@ -180,10 +191,7 @@ class Recomputer {
         if (!group) continue;
         if (const int32_t known = variant.group[i]; known != kNone) {
           if (is_rest(recompute) && !is_rest(directive_of(known))) continue;
-          return fail(recompute.at, "recompute: {} at '{}' is chosen twice", graph_.nodes[i].op,
-                      graph_.nodes[i].scope)
-              .with_note("first at " + place_of(directive_of(known).at))
-              .with_note("help: `match` of one of them without these: [\"**\", \"!SCOPE/**\"]");
+          return chosen_twice(recompute, graph_.nodes[i], directive_of(known));
         }
         ++matched;
         const auto [it, is_new] = ids_.emplace(*group, static_cast<int32_t>(groups_.size()));
@@ -411,6 +419,16 @@ class Recomputer {
     const NodeId copy = copies_[original.producer.index()];
     return graph_.node(copy).outputs[static_cast<size_t>(original.output_index)];
   }
+  // Copies an op whose inputs are copied.
+  void copy(const Node& node, NodeId original, bool in_bi) {
+    Node again = node;
+    for (ValueId& input : again.inputs)
+      if (any_copies_too(node, input)) input = copy_of(input);
+    again.pass = in_bi ? Pass::kBI : Pass::kBW;
+    const NodeId made = graph_.add_copy(std::move(again));
+    copies_[original.index()] = made;
+  }
+
   // Copies an op after what its copy reads copies of, without recursion, for chains of ops are
   // long.
   void copy_with_inputs(NodeId id, const std::vector<bool>& in_bi) {
@@ -424,14 +442,7 @@ class Recomputer {
         if (any_copies_too(node, input)) open.emplace_back(graph_.value(input).producer, 0);
         continue;
       }
-      if (!is_copied) {
-        Node copy = node;
-        for (ValueId& input : copy.inputs)
-          if (any_copies_too(node, input)) input = copy_of(input);
-        copy.pass = in_bi[original.index()] ? Pass::kBI : Pass::kBW;
-        const NodeId made = graph_.add_copy(std::move(copy));
-        copies_[original.index()] = made;
-      }
+      if (!is_copied) copy(node, original, in_bi[original.index()]);
       open.pop_back();
     }
   }
@@ -441,13 +452,8 @@ class Recomputer {
     return node.op == "Reshape" ||
            (node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState);
   }
-  Variants describe() const {
-    Variants out;
-    out.made.resize(variants_.size());
-    if (variants_.size() > 1) out.of_micro.resize(static_cast<size_t>(microbatches_));
-    for (size_t v = 0; v < variants_.size() && variants_.size() > 1; ++v)
-      for (int32_t micro : variants_[v].micros)
-        out.of_micro[static_cast<size_t>(micro)] = static_cast<int32_t>(v);
+  // Says what each copy is of, and which variants make it.
+  void describe_copies(Variants& out) const {
     for (size_t i = 0; i < count_; ++i) {
       if (!copies_[i].valid()) continue;
       const Node &original = graph_.nodes[i], &copy = graph_.node(copies_[i]);
@@ -458,9 +464,24 @@ class Recomputer {
           if (variants_[v].again[i] || is_free(original)) out.made[v].push_back(copy.outputs[k]);
       }
     }
+  }
+
+  Variants describe() const {
+    Variants out;
+    out.made.resize(variants_.size());
+    if (variants_.size() > 1) out.of_micro.resize(static_cast<size_t>(microbatches_));
+    for (size_t v = 0; v < variants_.size() && variants_.size() > 1; ++v)
+      for (int32_t micro : variants_[v].micros)
+        out.of_micro[static_cast<size_t>(micro)] = static_cast<int32_t>(v);
+    describe_copies(out);
     std::sort(out.copies.begin(), out.copies.end());
     for (auto& made : out.made) std::sort(made.begin(), made.end());
     return out;
+  }
+
+  static bool reads_any(const Node& node, const std::vector<bool>& of) {
+    return std::ranges::any_of(node.inputs,
+                               [&](ValueId id) { return id.valid() && of[id.index()]; });
   }
 
   // Returns whether frozen parameters, and none that is trained, are behind what these ops make.
@@ -471,11 +492,7 @@ class Recomputer {
     bool is_frozen = false;
     for (size_t i = 0; i < count_; ++i) {
       const Node& node = graph_.nodes[i];
-      const auto reads = [&](const std::vector<bool>& of) {
-        return std::ranges::any_of(node.inputs,
-                                   [&](ValueId id) { return id.valid() && of[id.index()]; });
-      };
-      const bool by_trained = reads(trained), by_frozen = reads(frozen);
+      const bool by_trained = reads_any(node, trained), by_frozen = reads_any(node, frozen);
       for (const ValueId output : node.outputs)
         if (output.valid()) {
           trained[output.index()] = by_trained;

@@ -22,6 +22,15 @@ class Chooser {
         variables_(variables),
         cut_(cut) {}
 
+  // Returns the entries that speak of a parameter, in their order.
+  std::vector<size_t> lines_of(size_t p, const std::vector<size_t>& others) const {
+    std::vector<size_t> lines = named_[p];
+    for (const size_t r : others)
+      if (std::ranges::none_of(named_[p], [&](size_t named) { return meet(named, r); }))
+        lines.push_back(r);
+    return in_order(lines);
+  }
+
   Status run() {
     find_strides();
     std::vector<size_t> others;  // entries without names, for sums of no parameter
@@ -31,11 +40,7 @@ class Chooser {
     cut_.rounds = rounds_of(others);
     PIPER_TRY(find_named());
     for (size_t p = 0; p < graph_.params.size(); ++p) {
-      std::vector<size_t> lines = named_[p];
-      for (const size_t r : others)
-        if (std::ranges::none_of(named_[p], [&](size_t named) { return meet(named, r); }))
-          lines.push_back(r);
-      lines = in_order(lines);
+      std::vector<size_t> lines = lines_of(p, others);
       const std::string& name = graph_.params[p].name;
       PIPER_TRY(check_nested(lines, fmt::format(" of '{}'", quote_control(name))));
       cut_.rounds_of[name] = rounds_of(lines);
@@ -62,26 +67,30 @@ class Chooser {
         replicates_[a].over, [&](const std::string& axis) { return replicates_[b].is_over(axis); });
   }
 
+  Status find_params_of(size_t r, const std::vector<std::vector<NodeId>>& all) {
+    const Replicate& one = replicates_[r];
+    bool matches = false;
+    for (size_t p = 0; p < graph_.params.size(); ++p) {
+      const Param& param = graph_.params[p];
+      if (one.match && !has_name(param, *one.match)) continue;
+      PIPER_ASSIGN(const bool met,
+                   is_read_where(graph_, all[param.value.index()], one.where, variables_));
+      if (!met) continue;
+      matches = true;
+      for (const size_t other : named_[p])
+        if (meet(other, r)) return twice(param, replicates_[other], one);
+      named_[p].push_back(r);
+    }
+    if (!matches) return no_parameter(one);
+    return ok_status();
+  }
+
   // ---- Which parameters an entry names ----
   Status find_named() {
     named_.resize(graph_.params.size());
     const auto all = readers(graph_);
     for (size_t r = 0; r < replicates_.size(); ++r) {
-      const Replicate& one = replicates_[r];
-      if (!one.is_of_some()) continue;
-      bool matches = false;
-      for (size_t p = 0; p < graph_.params.size(); ++p) {
-        const Param& param = graph_.params[p];
-        if (one.match && !has_name(param, *one.match)) continue;
-        PIPER_ASSIGN(const bool met,
-                     is_read_where(graph_, all[param.value.index()], one.where, variables_));
-        if (!met) continue;
-        matches = true;
-        for (const size_t other : named_[p])
-          if (meet(other, r)) return twice(param, replicates_[other], one);
-        named_[p].push_back(r);
-      }
-      if (!matches) return no_parameter(one);
+      if (replicates_[r].is_of_some()) PIPER_TRY(find_params_of(r, all));
     }
     return ok_status();
   }
@@ -149,24 +158,30 @@ class Chooser {
     return ok_status();
   }
 
+  SumRound round_over(size_t line, const std::vector<size_t>& axes) const {
+    const Replicate& one = replicates_[line];
+    SumRound round{.line = static_cast<int32_t>(line)};
+    round.dtype = one.dtype;
+    if (one.reduce_in.any()) round.scaled = one.reduce_in.type, round.block = one.reduce_in.block;
+    round.fast = one.sum == Replicate::Order::kFast;
+    round.bucket = one.bucket_bytes, round.slice = one.slice_bytes;
+    for (const size_t a : axes) {
+      if (cut_.mesh[a].size == 1) continue;
+      round.axes.push_back(static_cast<int32_t>(a));
+      if (!cut_.mesh[a].is_coupled()) round.size *= cut_.mesh[a].size;
+      if (cut_.mesh[a].twins) round.twins = cut_.mesh[a].size;
+      round.stride = stride_[a];
+    }
+    return round;
+  }
+
   std::vector<SumRound> rounds_of(const std::vector<size_t>& lines) const {
     std::vector<SumRound> rounds;
     std::vector<bool> taken(cut_.mesh.size());
     const auto add = [&](size_t line, const std::vector<size_t>& axes, bool cuts) {
-      const Replicate& one = replicates_[line];
-      SumRound round{.line = static_cast<int32_t>(line), .cuts = cuts && !rounds.empty()};
-      round.dtype = one.dtype;
-      if (one.reduce_in.any()) round.scaled = one.reduce_in.type, round.block = one.reduce_in.block;
-      round.fast = one.sum == Replicate::Order::kFast;
-      round.bucket = one.bucket_bytes, round.slice = one.slice_bytes;
-      for (const size_t a : axes) {
-        taken[a] = true;
-        if (cut_.mesh[a].size == 1) continue;
-        round.axes.push_back(static_cast<int32_t>(a));
-        if (!cut_.mesh[a].is_coupled()) round.size *= cut_.mesh[a].size;
-        if (cut_.mesh[a].twins) round.twins = cut_.mesh[a].size;
-        round.stride = stride_[a];
-      }
+      for (const size_t a : axes) taken[a] = true;
+      SumRound round = round_over(line, axes);
+      round.cuts = cuts && !rounds.empty();
       if (!round.axes.empty()) rounds.push_back(std::move(round));
     };
     for (const size_t line : in_order(lines))

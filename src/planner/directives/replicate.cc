@@ -247,19 +247,25 @@ std::vector<std::string> explain_cut(const Dag& dag, const Spoken& spoken,
   return lines;
 }
 
-// Says how an entry cuts again what another one has cut.
-std::vector<std::string> explain_nested(const Spoken& spoken, const Replicate& replicate,
-                                        const Dag& dag, int64_t ranks) {
+// Says which sums are scattered once more, and when.
+std::string explain_scattered(const Spoken& spoken, const Replicate& replicate, const Dag& dag) {
   Sums trained;
   for (const Param& param : spoken.params)
     if (param.gradient.valid()) trained.add(dag.graph.value(param.value).type.bytes());
+  return fmt::format(
+      "{}, cut over {}, are reduce-scattered over {} once a step{}, {}, on stream "
+      "'{}'{}",
+      trained.print("gradients"), spoken.above, join(replicate.over, ", "),
+      travelling(dag, spoken, replicate, 0), messages(replicate), replicate.stream,
+      order_of(replicate));
+}
+
+// Says how an entry cuts again what another one has cut.
+std::vector<std::string> explain_nested(const Spoken& spoken, const Replicate& replicate,
+                                        const Dag& dag, int64_t ranks) {
   const std::string over = join(replicate.over, ", ");
   std::vector<std::string> lines{
-      fmt::format("{}, cut over {}, are reduce-scattered over {} once a step{}, {}, on stream "
-                  "'{}'{}",
-                  trained.print("gradients"), spoken.above, over,
-                  travelling(dag, spoken, replicate, 0), messages(replicate), replicate.stream,
-                  order_of(replicate)),
+      explain_scattered(spoken, replicate, dag),
       fmt::format("each of {} ranks with the same part over {} updates its part of that, with "
                   "its part of the optimizer's states",
                   ranks, spoken.above),
@@ -315,6 +321,19 @@ std::vector<int32_t> axes_of_many(const Dag& dag, const Replicate& replicate) {
   return axes;
 }
 
+// Returns how an entry cuts states: the first that does may send them in blocks of fewer bits.
+Part level_of(Dag& dag, const Replicate& one, bool is_first) {
+  Part level{.over = axes_of_many(dag, one), .gather = static_cast<Gather>(one.gather)};
+  const bool in_blocks = one.gather_in.any() && is_first;
+  if (in_blocks) level.scaled = one.gather_in.type, level.block = one.gather_in.block;
+  // What is rounded to travel is no state.
+  if (!one.shard_parameters) level.gather = in_blocks ? Gather::kStep : Gather::kUpdate;
+  level.stream = stream_of(dag, one.gather_stream);
+  level.distance = static_cast<int32_t>(one.prefetch);
+  level.bucket = one.bucket_bytes;
+  return level;
+}
+
 // Returns over which axes a parameter and its states are cut, and where the parts travel: by the
 // entries that speak of it, in their order. No levels: it stays whole.
 StateCut cut_of(Dag& dag, const Param& param, const std::vector<size_t>& lines,
@@ -329,14 +348,7 @@ StateCut cut_of(Dag& dag, const Param& param, const std::vector<size_t>& lines,
         dag.graph.value(param.value).type.bytes() >= one.persist_bytes &&
         std::ranges::all_of(axes, [&](int32_t axis) { return has_parts(dag, param, axis); });
     if (!cuts) break;
-    Part level{.over = axes, .gather = static_cast<Gather>(one.gather)};
-    const bool in_blocks = one.gather_in.any() && cut.levels.empty();
-    if (in_blocks) level.scaled = one.gather_in.type, level.block = one.gather_in.block;
-    // What is rounded to travel is no state.
-    if (!one.shard_parameters) level.gather = in_blocks ? Gather::kStep : Gather::kUpdate;
-    level.stream = stream_of(dag, one.gather_stream);
-    level.distance = static_cast<int32_t>(one.prefetch);
-    level.bucket = one.bucket_bytes;
+    Part level = level_of(dag, one, cut.levels.empty());
     if (cut.levels.empty()) cut.each_micro = one.reduce == Replicate::When::kMicrobatch;
     cut.levels.push_back(std::move(level));
   }

@@ -12,6 +12,21 @@ class Rounder {
  public:
   Rounder(Graph& graph, const Cut& cut) : graph_(graph), cut_(cut), readers_(readers(graph)) {}
 
+  static Explanation report_of(const Replicate& entry, int64_t rounded, int64_t read_so) {
+    Explanation report{entry.gather_dtype_at, "replicate", {}};
+    const std::string type(info(*entry.gather_dtype).name);
+    if (read_so > 0)
+      report.lines.push_back(fmt::format(
+          "{} parameters are read in {} and travel so: nothing is lost", read_so, type));
+    if (rounded > 0)
+      report.lines.push_back(fmt::format(
+          "note: {} parameters are rounded to {} where they are read, and travel so: each number "
+          "differs by at most 1/{} of itself{}; the optimizer has them in f32",
+          rounded, type, *entry.gather_dtype == DType::kBF16 ? 256 : 2048,
+          *entry.gather_dtype == DType::kBF16 ? "" : " within the range of f16"));
+    return report;
+  }
+
   // Rounds what an entry speaks of.
   Result<Explanation> run(const Replicate& entry, size_t line) {
     int64_t rounded = 0, read_so = 0;
@@ -29,18 +44,7 @@ class Rounder {
       for (const NodeId id : by) read_rounded(id, param, *entry.gather_dtype);
       ++rounded;
     }
-    Explanation report{entry.gather_dtype_at, "replicate", {}};
-    const std::string type(info(*entry.gather_dtype).name);
-    if (read_so > 0)
-      report.lines.push_back(fmt::format(
-          "{} parameters are read in {} and travel so: nothing is lost", read_so, type));
-    if (rounded > 0)
-      report.lines.push_back(fmt::format(
-          "note: {} parameters are rounded to {} where they are read, and travel so: each number "
-          "differs by at most 1/{} of itself{}; the optimizer has them in f32",
-          rounded, type, *entry.gather_dtype == DType::kBF16 ? 256 : 2048,
-          *entry.gather_dtype == DType::kBF16 ? "" : " within the range of f16"));
-    return report;
+    return report_of(entry, rounded, read_so);
   }
 
  private:

@@ -382,6 +382,24 @@ bool cuts_within(const Strategy& strategy, const AxisCut& cut, const AxisCut& lo
   });
 }
 
+// Returns the stretches that axes after this one cut the rule's dims in.
+int64_t stretches_of(const ShardRule& rule, std::span<const AxisCut> later) {
+  int64_t outer = 1;
+  for (const AxisCut& cut : later)
+    for (size_t a = 0; a < rule.within.size(); ++a)
+      if (rule.within[a] == cut.name) outer *= cut.ranks * (a == 0 && rule.within_zigzag ? 2 : 1);
+  return outer;
+}
+
+void set_outer(const Graph& step, const ShardRule& rule, int64_t outer, AxisCut& cut) {
+  for (ShardSeed& seed : cut.seeds) {
+    const bool of_rule = seed.at.line == rule.at.line && seed.at.file == rule.at.file;
+    const Value& value = step.value(seed.value);
+    const bool samples = value.kind == ValueKind::kInput && value.batch_dim == seed.dim;
+    if (of_rule && !samples && outer > 1) seed.outer = outer;
+  }
+}
+
 // Of a dim that is cut over several axes the first has the longer blocks. Where an axis after this
 // one cuts into longer blocks, this one cuts each of these.
 Status set_stretches(const Graph& step, const Strategy& strategy, std::span<AxisCut> cuts) {
@@ -398,17 +416,8 @@ Status set_stretches(const Graph& step, const Strategy& strategy, std::span<Axis
               rule, cut, before,
               fmt::format("heads exchanged over '{}', which has longer blocks than '{}'",
                           before.name, cut.name));
-      int64_t outer = 1;
-      for (size_t later = c + 1; later < cuts.size(); ++later)
-        for (size_t a = 0; a < rule.within.size(); ++a)
-          if (rule.within[a] == cuts[later].name)
-            outer *= cuts[later].ranks * (a == 0 && rule.within_zigzag ? 2 : 1);
-      for (ShardSeed& seed : cuts[c].seeds) {
-        const bool of_rule = seed.at.line == rule.at.line && seed.at.file == rule.at.file;
-        const Value& value = step.value(seed.value);
-        const bool samples = value.kind == ValueKind::kInput && value.batch_dim == seed.dim;
-        if (of_rule && !samples && outer > 1) seed.outer = outer;
-      }
+      const int64_t outer = stretches_of(rule, cuts.subspan(c + 1));
+      set_outer(step, rule, outer, cuts[c]);
     }
   return ok_status();
 }
@@ -429,18 +438,20 @@ bool adds_zeros(const Graph& step, const AxisCut& cut) {
   });
 }
 
+bool cuts_along_tokens(const Graph& step, const AxisCut& cut) {
+  return std::ranges::any_of(cut.seeds, [&](const ShardSeed& seed) {
+    const Value& value = step.value(seed.value);
+    return value.kind == ValueKind::kInput && seed.dim >= 0 && seed.dim != value.batch_dim;
+  });
+}
+
 // Tokens of chunks are in blocks over the first axis that cuts them alone: over others, attention
 // has the whole of them.
 Status check_attention_of_chunks(const Graph& step, const Strategy& strategy,
                                  std::span<const AxisCut> cuts) {
   const Split* const chunks = strategy.chunk_split();
   if (!chunks || !chunks->of_tokens) return ok_status();
-  const auto cuts_tokens = [&](const AxisCut& cut) {
-    return std::ranges::any_of(cut.seeds, [&](const ShardSeed& seed) {
-      const Value& value = step.value(seed.value);
-      return value.kind == ValueKind::kInput && seed.dim >= 0 && seed.dim != value.batch_dim;
-    });
-  };
+  const auto cuts_tokens = [&](const AxisCut& cut) { return cuts_along_tokens(step, cut); };
   const auto by_mesh = [](auto a, auto b) { return a->axis < b->axis; };
   const auto first = std::ranges::find_if(cuts, cuts_tokens);
   for (auto cut = first; cut != cuts.end(); ++cut)
@@ -652,6 +663,15 @@ void explain_axis(const ShardedGraph& made, const AxisCut& cut, const Strategy& 
 
 namespace {
 
+std::string explain_whole_attention(size_t count, int32_t ranks, const std::string& example,
+                                    bool of_tokens) {
+  return fmt::format(
+      "{} attention{} run{} whole on each of the {} ranks, which put {} together for {}: {}", count,
+      count == 1 ? "" : "s", count == 1 ? "s" : "", ranks, example, count == 1 ? "it" : "them",
+      of_tokens ? "`attention` in 'shard' says by which of gather, heads and ring its tokens meet"
+                : "heads are cut only into as many equal blocks as there are ranks");
+}
+
 // Notes attention that each rank does whole, of heads that are gathered for it.
 void note_whole_attention(const ShardedGraph& made, const AxisCut& cut,
                           std::vector<std::string>& notes) {
@@ -670,12 +690,7 @@ void note_whole_attention(const ShardedGraph& made, const AxisCut& cut,
     of_tokens = node.attrs.integer("dim") == (!first.empty() && first[0] != 0 ? 1 : 2);
   }
   if (whole.empty()) return;
-  notes.push_back(fmt::format(
-      "{} attention{} run{} whole on each of the {} ranks, which put {} together for {}: {}",
-      whole.size(), whole.size() == 1 ? "" : "s", whole.size() == 1 ? "s" : "", cut.ranks, example,
-      whole.size() == 1 ? "it" : "them",
-      of_tokens ? "`attention` in 'shard' says by which of gather, heads and ring its tokens meet"
-                : "heads are cut only into as many equal blocks as there are ranks"));
+  notes.push_back(explain_whole_attention(whole.size(), cut.ranks, example, of_tokens));
 }
 
 int64_t sent_by(const ShardedGraph& made) {
@@ -719,6 +734,20 @@ Status note_other_way(const Graph& graph, const ShardedGraph& made, AxisCut cut,
   return ok_status();
 }
 
+std::vector<std::string> describe_dims(const Value& value, const std::vector<AxisCut>& cuts) {
+  std::vector<std::string> dims;
+  for (const AxisLayout& lies : value.over)
+    for (const AxisCut& cut : cuts)
+      if (cut.axis == lies.axis)
+        dims.push_back(fmt::format(
+            "dim {} over {}{}", lies.layout.dim, cut.name,
+            lies.layout.outer > 1 ? fmt::format(", in each of {} parts", lies.layout.outer) : ""));
+  for (size_t d = 0; d < value.unpadded.size(); ++d)
+    if (value.unpadded[d] > 0)
+      dims.push_back(fmt::format("dim {} is {} and zeros", d, value.unpadded[d]));
+  return dims;
+}
+
 }  // namespace
 
 std::vector<std::string> notes_of(const Graph& graph, const ShardedGraph& made,
@@ -734,17 +763,7 @@ std::vector<std::string> layouts_of(const Graph& graph, const std::vector<AxisCu
   std::vector<std::string> lines;
   for (const Param& param : graph.params) {
     const Value& value = graph.value(param.value);
-    std::vector<std::string> dims;
-    for (const AxisLayout& lies : value.over)
-      for (const AxisCut& cut : cuts)
-        if (cut.axis == lies.axis)
-          dims.push_back(fmt::format("dim {} over {}{}", lies.layout.dim, cut.name,
-                                     lies.layout.outer > 1
-                                         ? fmt::format(", in each of {} parts", lies.layout.outer)
-                                         : ""));
-    for (size_t d = 0; d < value.unpadded.size(); ++d)
-      if (value.unpadded[d] > 0)
-        dims.push_back(fmt::format("dim {} is {} and zeros", d, value.unpadded[d]));
+    const std::vector<std::string> dims = describe_dims(value, cuts);
     if (!dims.empty())
       lines.push_back(
           fmt::format("{}: {} a rank, {}", param.name, to_string(value.type), join(dims, ", ")));

@@ -31,6 +31,20 @@ class Assigner {
     }
   }
 
+  using Counts = std::map<std::string, int64_t>;  // by kind
+
+  // Gives the stream what the rule says of it. Returns a line that says so, and which tasks it has.
+  std::string set_properties(const StreamRule& rule, int32_t stream, const Counts& kinds) {
+    TaskStream& own = dag_.streams[static_cast<size_t>(stream)];
+    own.priority = rule.priority.value_or(own.priority);
+    own.sms = rule.sms.value_or(own.sms);
+    own.credit = rule.credit.value_or(own.credit);
+    std::string text;
+    for (const auto& [kind, count] : kinds)
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, kind);
+    return fmt::format("'{}'{}: {}", own.name, property_text(own), text.empty() ? excuse_ : text);
+  }
+
   Result<Explanation> apply(const StreamRule& rule) {
     Explanation report{rule.at, "stream", {}};
     std::map<int32_t, Counts> counts;  // by stream
@@ -39,15 +53,7 @@ class Assigner {
     if (counts.empty() && is_there(rule.name)) counts[stream_of(dag_, rule.name)];
     if (rule.credit) PIPER_TRY(check_credit(rule, counts));
     for (const auto& [stream, kinds] : counts) {
-      TaskStream& own = dag_.streams[static_cast<size_t>(stream)];
-      own.priority = rule.priority.value_or(own.priority);
-      own.sms = rule.sms.value_or(own.sms);
-      own.credit = rule.credit.value_or(own.credit);
-      std::string text;
-      for (const auto& [kind, count] : kinds)
-        text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, kind);
-      report.lines.push_back(
-          fmt::format("'{}'{}: {}", own.name, property_text(own), text.empty() ? excuse_ : text));
+      report.lines.push_back(set_properties(rule, stream, kinds));
     }
     if (counts.empty())
       report.lines.push_back(
@@ -56,8 +62,6 @@ class Assigner {
   }
 
  private:
-  using Counts = std::map<std::string, int64_t>;  // by kind
-
   // A stream that nothing runs on is none.
   bool is_there(const std::string& name) const {
     return std::any_of(dag_.streams.begin(), dag_.streams.end(),
@@ -84,7 +88,8 @@ class Assigner {
              return dag_.mesh[static_cast<size_t>(axis)].tells_cells_apart();
            });
   }
-  Status check_credit(const StreamRule& rule, const std::map<int32_t, Counts>& counts) const {
+  // Fails if a message of the stream's own sums is larger than the credit.
+  Status check_messages(const StreamRule& rule) const {
     for (const Replicate& replicate : strategy_.replicates) {
       const bool sliced = replicate.slice_bytes > 0;
       const int64_t bytes = sliced ? replicate.slice_bytes : replicate.bucket_bytes;
@@ -95,6 +100,11 @@ class Assigner {
             .with_note(fmt::format("the {} is that of {}", sliced ? "slice" : "bucket",
                                    place_of(sliced ? replicate.slice_at : replicate.at)));
     }
+    return ok_status();
+  }
+
+  Status check_credit(const StreamRule& rule, const std::map<int32_t, Counts>& counts) const {
+    PIPER_TRY(check_messages(rule));
     if (dag_.split_sums)
       return fail(rule.credit_at, "stream: 'credit' orders the sums of gradients, and so does 'S'")
           .with_note("from " + place_of(strategy_.orders.front().at));
@@ -111,6 +121,18 @@ class Assigner {
                 rule.name);
   }
 
+  Status move_task(const StreamRule& rule, TaskId id, int32_t stream) {
+    Task& task = dag_.tasks[id.index()];
+    if (const StreamRule* other = claimed_by_[id.index()])
+      return twice(rule, print_label(dag_, task), other->at);
+    claimed_by_[id.index()] = &rule;
+    const auto named = named_.find(task.stream);
+    if (named != named_.end() && task.stream != stream && !task.chunk.valid())
+      return twice(rule, print_label(dag_, task), named->second);
+    task.stream = stream;
+    return ok_status();
+  }
+
   Status move_tasks(const StreamRule& rule, std::map<int32_t, Counts>& counts) {
     PIPER_ASSIGN(const std::vector<TaskId> found, matcher_.find(*rule.where, variables_));
     if (found.empty()) {
@@ -121,16 +143,9 @@ class Assigner {
     bool moves = false;
     for (TaskId id : found) {
       PIPER_ASSIGN(const int32_t stream, stream_for(rule, id));
-      Task& task = dag_.tasks[id.index()];
-      moves = moves || task.stream != stream;
-      if (const StreamRule* other = claimed_by_[id.index()])
-        return twice(rule, print_label(dag_, task), other->at);
-      claimed_by_[id.index()] = &rule;
-      const auto named = named_.find(task.stream);
-      if (named != named_.end() && task.stream != stream && !task.chunk.valid())
-        return twice(rule, print_label(dag_, task), named->second);
-      task.stream = stream;
-      ++counts[stream][to_string(task.kind)];
+      moves = moves || dag_.tasks[id.index()].stream != stream;
+      PIPER_TRY(move_task(rule, id, stream));
+      ++counts[stream][to_string(dag_.tasks[id.index()].kind)];
     }
     if (moves || rule.priority || rule.sms || rule.credit) return ok_status();
     return fail(rule.name_at, "stream: all of these run on '{}' without this entry", rule.name)
@@ -150,6 +165,25 @@ class Assigner {
   std::map<int32_t, SourceSpan> named_;        // streams that replicate names
 };
 
+Status check_used(const StreamRule& rule, const Dag& dag, const Strategy& strategy,
+                  const std::vector<TaskStream>& known) {
+  const bool moved = std::any_of(
+      strategy.streams.begin(), strategy.streams.end(),
+      [&](const StreamRule& other) { return other.name == rule.name && other.where.has_value(); });
+  std::vector<std::string> names;
+  for (const TaskStream& stream : known) names.push_back(stream.name);
+  const bool excused = std::any_of(
+      strategy.replicates.begin(), strategy.replicates.end(), [&](const Replicate& one) {
+        return !of_one_rank(dag).empty() &&
+               (one.stream == rule.name || one.gather_stream == rule.name);
+      });
+  if (!moved && !excused && std::find(names.begin(), names.end(), rule.name) == names.end())
+    return fail(rule.name_at, "stream: nothing runs on '{}'{}", rule.name,
+                did_you_mean(rule.name, names))
+        .with_note(fmt::format("the streams are {}", join(names, ", ")));
+  return ok_status();
+}
+
 }  // namespace
 
 Result<Dag> apply_streams(Dag dag, const Strategy& strategy, const Variables& variables,
@@ -162,21 +196,7 @@ Result<Dag> apply_streams(Dag dag, const Strategy& strategy, const Variables& va
     out.push_back(std::move(report));
   }
   for (const StreamRule& rule : strategy.streams) {
-    const bool moved =
-        std::any_of(strategy.streams.begin(), strategy.streams.end(), [&](const StreamRule& other) {
-          return other.name == rule.name && other.where.has_value();
-        });
-    std::vector<std::string> names;
-    for (const TaskStream& stream : known) names.push_back(stream.name);
-    const bool excused = std::any_of(
-        strategy.replicates.begin(), strategy.replicates.end(), [&](const Replicate& one) {
-          return !of_one_rank(dag).empty() &&
-                 (one.stream == rule.name || one.gather_stream == rule.name);
-        });
-    if (!moved && !excused && std::find(names.begin(), names.end(), rule.name) == names.end())
-      return fail(rule.name_at, "stream: nothing runs on '{}'{}", rule.name,
-                  did_you_mean(rule.name, names))
-          .with_note(fmt::format("the streams are {}", join(names, ", ")));
+    PIPER_TRY(check_used(rule, dag, strategy, known));
   }
   return dag;
 }

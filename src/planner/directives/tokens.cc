@@ -105,6 +105,17 @@ Words words_of(const Split& split) {
                          : Words{"shares", "samples", "microbatch"};
 }
 
+Error not_whole_samples(const Graph& step, const Strategy& strategy, const Split& split,
+                        int64_t tokens, int64_t wanted) {
+  return fail(split.sizes_at,
+              "split: shares of {} of {} samples are no whole samples of the {} that a "
+              "microbatch has while the batch is {}",
+              join_numbers(split.sizes), wanted, tokens, step.batch)
+      .with_note(fmt::format("'rampup' at {} begins with smaller batches",
+                             line_of(strategy.rampup_at, split.at)))
+      .with_note("help: batches of 'rampup' of which each share has whole samples");
+}
+
 // Returns sizes that are not all alike; empty: they are.
 Result<std::vector<int64_t>> sizes_of(const Graph& step, const Strategy& strategy,
                                       const Split& split, int64_t tokens) {
@@ -121,13 +132,7 @@ Result<std::vector<int64_t>> sizes_of(const Graph& step, const Strategy& strateg
                 join_numbers(sizes), what, all, whole, wanted);
   for (int64_t& size : sizes) {
     if (size * tokens % wanted != 0)
-      return fail(split.sizes_at,
-                  "split: shares of {} of {} samples are no whole samples of the {} that a "
-                  "microbatch has while the batch is {}",
-                  join_numbers(split.sizes), wanted, tokens, step.batch)
-          .with_note(fmt::format("'rampup' at {} begins with smaller batches",
-                                 line_of(strategy.rampup_at, split.at)))
-          .with_note("help: batches of 'rampup' of which each share has whole samples");
+      return not_whole_samples(step, strategy, split, tokens, wanted);
     size = size * tokens / wanted;
   }
   const bool alike = std::ranges::all_of(sizes, [&](int64_t size) { return size == sizes[0]; });

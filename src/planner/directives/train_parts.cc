@@ -39,6 +39,21 @@ class PartTrainer {
     return lines;
   }
 
+  // Has the node read wholes in place of what is trained in parts.
+  template <class Append>
+  void read_wholes(Node& node, const Append& append) {
+    for (ValueId& input : node.inputs)
+      if (const auto parts = parts_of_.find(input); input.valid() && parts != parts_of_.end()) {
+        auto& known = wholes_[{input, node.tags}];
+        if (!known.valid()) {
+          known = graph_.add_value(
+              {.name = graph_.value(input).name + ".whole", .type = graph_.value(input).type});
+          append(joined(node, parts->second, known, append));
+        }
+        input = known;
+      }
+  }
+
   Graph finish() {
     if (parts_of_.empty()) return std::move(graph_);
     std::vector<Node> old = std::move(graph_.nodes), nodes;
@@ -53,16 +68,7 @@ class PartTrainer {
         append(joined(node, read->second, node.outputs[0], append));
         continue;
       }
-      for (ValueId& input : node.inputs)
-        if (const auto parts = parts_of_.find(input); input.valid() && parts != parts_of_.end()) {
-          auto& known = wholes_[{input, node.tags}];
-          if (!known.valid()) {
-            known = graph_.add_value(
-                {.name = graph_.value(input).name + ".whole", .type = graph_.value(input).type});
-            append(joined(node, parts->second, known, append));
-          }
-          input = known;
-        }
+      read_wholes(node, append);
       append(std::move(node));
     }
     graph_.nodes = std::move(nodes);
@@ -91,18 +97,24 @@ class PartTrainer {
 
   // Returns the op that puts parts together for a reader; a cast is done of each part.
   template <class Append>
+  ValueId cast_part(const Node& reader, ValueId part, DType dtype, const Append& append) {
+    Node cast = reader;
+    const TensorType type{dtype, graph_.value(part).type.shape};
+    cast.inputs = {part};
+    cast.name = fmt::format("{}/{}", graph_.value(part).name, reader.name);
+    cast.outputs = {graph_.add_value({.name = cast.name, .type = type})};
+    const ValueId made = cast.outputs[0];
+    append(std::move(cast));
+    return made;
+  }
+
+  template <class Append>
   Node joined(const Node& reader, std::vector<ValueId> parts, ValueId to, const Append& append) {
     const bool casts = reader.op == "Cast";
     const int64_t dim = dim_of_.at(parts[0]);
     for (ValueId& part : parts) {
       if (!casts) break;
-      Node cast = reader;
-      const TensorType type{graph_.value(to).type.dtype, graph_.value(part).type.shape};
-      cast.inputs = {part};
-      cast.name = fmt::format("{}/{}", graph_.value(part).name, reader.name);
-      cast.outputs = {graph_.add_value({.name = cast.name, .type = type})};
-      part = cast.outputs[0];
-      append(std::move(cast));
+      part = cast_part(reader, part, graph_.value(to).type.dtype, append);
     }
     Node join{.op = "Concat",
               .name = graph_.value(to).name,

@@ -7,6 +7,29 @@
 namespace piper {
 namespace {
 
+// Gives the ops that the entry matches its number; fails if another entry has done so.
+Status give_versions(const Graph& step, const WeightVersions& entry, const Variables& variables,
+                     std::vector<const WeightVersions*>& claimed_by,
+                     std::vector<int64_t>& versions) {
+  bool found = false;
+  for (size_t i = 0; i < step.nodes.size(); ++i) {
+    if (step.nodes[i].pass != Pass::kF) continue;
+    PIPER_ASSIGN(const auto bound, match_node(step, step.nodes[i], entry.where, variables));
+    if (!bound) continue;
+    found = true;
+    if (const WeightVersions* other = std::exchange(claimed_by[i], &entry))
+      return fail(entry.at, "weight_versions: op '{}' has a number already", step.nodes[i].name)
+          .with_note("from " + place_of(other->at));
+    PIPER_ASSIGN(versions[i], entry.versions.evaluate(*bound));
+    if (versions[i] < 1 || versions[i] > WeightVersions::kMost)
+      return fail(entry.versions.at(), "'weight_versions' must be 1 to {}, not {}",
+                  WeightVersions::kMost, versions[i]);
+  }
+  if (!found)
+    return no_ops(step, "weight_versions: matches no op", entry.at, std::nullopt, entry.where);
+  return ok_status();
+}
+
 // Returns by node how many versions entries say of what it reads; 0: none speaks of it.
 Result<std::vector<int64_t>> versions_by_node(const Graph& step,
                                               const std::vector<WeightVersions>& entries,
@@ -14,22 +37,7 @@ Result<std::vector<int64_t>> versions_by_node(const Graph& step,
   std::vector<int64_t> versions(step.nodes.size());
   std::vector<const WeightVersions*> claimed_by(step.nodes.size());
   for (const WeightVersions& entry : entries) {
-    bool found = false;
-    for (size_t i = 0; i < step.nodes.size(); ++i) {
-      if (step.nodes[i].pass != Pass::kF) continue;
-      PIPER_ASSIGN(const auto bound, match_node(step, step.nodes[i], entry.where, variables));
-      if (!bound) continue;
-      found = true;
-      if (const WeightVersions* other = std::exchange(claimed_by[i], &entry))
-        return fail(entry.at, "weight_versions: op '{}' has a number already", step.nodes[i].name)
-            .with_note("from " + place_of(other->at));
-      PIPER_ASSIGN(versions[i], entry.versions.evaluate(*bound));
-      if (versions[i] < 1 || versions[i] > WeightVersions::kMost)
-        return fail(entry.versions.at(), "'weight_versions' must be 1 to {}, not {}",
-                    WeightVersions::kMost, versions[i]);
-    }
-    if (!found)
-      return no_ops(step, "weight_versions: matches no op", entry.at, std::nullopt, entry.where);
+    PIPER_TRY(give_versions(step, entry, variables, claimed_by, versions));
   }
   return versions;
 }
