@@ -66,16 +66,22 @@ Status check_first(const BalanceRule& balance, const Annotate& before) {
   return ok_status();
 }
 
+Status check_rule_keys(const Fields& map, const SourceSpan& at) {
+  const bool balance = map["balance"] != nullptr;
+  const bool match = map["match"] != nullptr && map["tags"] != nullptr;
+  const bool mixed =
+      balance && (map["match"] != nullptr || map["tags"] != nullptr || map["ops"] != nullptr);
+  if (mixed || (!balance && !match)) {
+    return fail(at, "a rule has either 'match' and 'tags', or 'balance'");
+  }
+  return ok_status();
+}
+
 Status read_rules(const yaml::Node& list, const Scope& scope, Annotate& out) {
   for (const yaml::Node& item : list.items) {
     PIPER_ASSIGN(const Fields map, fields::read(item, item.at, "rule"));
     const bool balance = map["balance"] != nullptr;
-    const bool match = map["match"] != nullptr && map["tags"] != nullptr;
-    const bool mixed =
-        balance && (map["match"] != nullptr || map["tags"] != nullptr || map["ops"] != nullptr);
-    if (mixed || (!balance && !match)) {
-      return fail(item.at, "a rule has either 'match' and 'tags', or 'balance'");
-    }
+    PIPER_TRY(check_rule_keys(map, item.at));
     if (balance) {
       BalanceRule rule{.at = map.key_at("balance")};
       PIPER_TRY(

@@ -183,7 +183,8 @@ class Directives {
     return ok_status();
   }
 
-  void choose(const Named& named) {
+  // Returns the one of the claims that count; null: none does.
+  Sections::Item* among(const Named& named) {
     std::vector<Given> given;
     std::vector<Sections::Item*> items;
     for (const Claim& claim : named.claims) {
@@ -191,9 +192,13 @@ class Directives {
       given.push_back(claim.given);
       items.push_back(claim.item);
     }
-    Sections::Item* chosen =
-        items.empty() ? nullptr
-                      : items[choice_.among(given, fmt::format("the directive '{}'", named.name))];
+    return items.empty()
+               ? nullptr
+               : items[choice_.among(given, fmt::format("the directive '{}'", named.name))];
+  }
+
+  void choose(const Named& named) {
+    Sections::Item* const chosen = among(named);
     for (const Claim& claim : named.claims) {
       if (!claim.item || claim.item == chosen) continue;
       // Of files of which neither includes the other both say the same.

@@ -74,16 +74,21 @@ std::vector<std::string> places_below(const Object& from, std::string_view key) 
   return places;
 }
 
+// Returns what is known of a key of other programs; empty: nothing.
+std::string help_of_key(std::string_view key, std::string_view value, const Object& object) {
+  const bool is_optimizer = find_field(fields::object("optimizer"), object.name) != nullptr;
+  const std::string own = foreign_help(fmt::format("{}.{}", object.name, key), value);
+  const std::string help = own.empty() ? foreign_help(key, value) : own;
+  return is_optimizer && help.find("optimizer: {") != help.npos ? "" : help;
+}
+
 // Says where a key that does not belong to `object` is written, if there is one place.
 std::optional<std::string> home_of(std::string_view key, std::string_view value,
                                    const Object& object) {
   const Object& whole = fields::object("strategy");
   if (find_field(whole, key))
     return fmt::format("help: '{}' begins at the left margin, as 'piper' does", key);
-  const bool is_optimizer = find_field(fields::object("optimizer"), object.name) != nullptr;
-  const std::string own = foreign_help(fmt::format("{}.{}", object.name, key), value);
-  const std::string help = own.empty() ? foreign_help(key, value) : own;
-  if (!help.empty() && !(is_optimizer && help.find("optimizer: {") != help.npos)) return help;
+  if (std::string help = help_of_key(key, value, object); !help.empty()) return help;
   const auto below = places_below(object, key);
   // Of several optimizers that have the key the first one shows where it is written.
   if (below.size() == 1 || (!below.empty() && below[0].starts_with("optimizer: {")))

@@ -117,6 +117,12 @@ Result<OrderCell> read_cell(std::string_view text, const SourceSpan& at) {
   return cell;
 }
 
+Status check_overlaps(const OrderCell& cell) {
+  if (is_transfer(cell.type) || is_of_stage(cell.type))
+    return fail(cell.at, "'{}' in an overlap: only computations overlap", name(cell));
+  return ok_status();
+}
+
 Status read_overlap(const Raw& raw, std::vector<OrderCell>& out) {
   const size_t close = raw.text.find(')'), middle = raw.text.find(';');
   if (close == raw.text.npos || middle == raw.text.npos || middle > close ||
@@ -130,9 +136,7 @@ Status read_overlap(const Raw& raw, std::vector<OrderCell>& out) {
   };
   PIPER_ASSIGN(OrderCell first, part(1, middle));
   PIPER_ASSIGN(OrderCell second, part(middle + 1, close));
-  for (const OrderCell* cell : {&first, &second})
-    if (is_transfer(cell->type) || is_of_stage(cell->type))
-      return fail(cell->at, "'{}' in an overlap: only computations overlap", name(*cell));
+  for (const OrderCell* cell : {&first, &second}) PIPER_TRY(check_overlaps(*cell));
   first.paired = true;
   out.push_back(std::move(first));
   out.push_back(std::move(second));
@@ -256,6 +260,19 @@ Error stuck(const OrderRows& rows, const std::vector<size_t>& next, const Progre
   return error;
 }
 
+Status check_receives(const OrderRows& rows, const Progress& progress) {
+  for (const auto& row : rows)
+    for (const OrderCell& cell : row) {
+      const bool forward = cell.type == "SEND_F";
+      if (!forward && cell.type != "SEND_B") continue;
+      const int64_t to = cell.stage + (forward ? 1 : -1);
+      if (!progress.has(to, forward ? "RECV_F" : "RECV_B", cell.micro))
+        return fail(cell.at, "'{}' has no receive '{}{}{}'", name(cell), to,
+                    forward ? "RECV_F" : "RECV_B", cell.micro);
+    }
+  return ok_status();
+}
+
 // Every send has its receive on the row of the next stage, and the rows can be followed to the end.
 Status check_communication(const OrderRows& rows) {
   Progress progress(rows);
@@ -270,20 +287,20 @@ Status check_communication(const OrderRows& rows) {
   }
   for (size_t r = 0; r < rows.size(); ++r)
     if (next[r] < rows[r].size()) return stuck(rows, next, progress);
-  for (const auto& row : rows)
-    for (const OrderCell& cell : row) {
-      const bool forward = cell.type == "SEND_F";
-      if (!forward && cell.type != "SEND_B") continue;
-      const int64_t to = cell.stage + (forward ? 1 : -1);
-      if (!progress.has(to, forward ? "RECV_F" : "RECV_B", cell.micro))
-        return fail(cell.at, "'{}' has no receive '{}{}{}'", name(cell), to,
-                    forward ? "RECV_F" : "RECV_B", cell.micro);
-    }
-  return ok_status();
+  return check_receives(rows, progress);
 }
 
 bool same_task(const OrderCell& a, const OrderCell& b) {
   return a.stage == b.stage && a.micro == b.micro;
+}
+
+std::string text_of(OrderCell cell, CsvDialect dialect) {
+  for (const Letters& letters : kComputations) {
+    if (letters.type != cell.type) continue;
+    cell.type = dialect == CsvDialect::kOld ? letters.old_text : letters.new_text;
+    break;
+  }
+  return name(cell);
 }
 
 }  // namespace
@@ -319,14 +336,7 @@ Result<OrderFile> parse_order_csv(std::string_view text, const std::string& path
 }
 
 std::string print_order_csv(const OrderRows& rows, CsvDialect dialect) {
-  const auto text = [&](OrderCell cell) {
-    for (const Letters& letters : kComputations) {
-      if (letters.type != cell.type) continue;
-      cell.type = dialect == CsvDialect::kOld ? letters.old_text : letters.new_text;
-      break;
-    }
-    return name(cell);
-  };
+  const auto text = [&](const OrderCell& cell) { return text_of(cell, dialect); };
   std::string out;
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) {

@@ -91,6 +91,21 @@ class Resolver {
     return apply_definitions(index);
   }
 
+  Status check_definition(size_t index, const Definition& define, bool is_number) {
+    const Value& value = values_[index];
+    if (value.is_real && !is_real(define.value))
+      return fail(define_at(define), "the param '{}' is a number, but {} is not", names_[index],
+                  yaml::shown(define.value))
+          .with_note(fmt::format("it is given at {}", yaml::place(entries_[index]->value.at)));
+    if (!value.is_real && value.is_text != !is_number) {
+      return fail(define_at(define), "the param '{}' is {}, but {} is {}", names_[index],
+                  value.is_text ? "a text" : "an integer", yaml::shown(define.value),
+                  is_number ? "an integer" : "not")
+          .with_note(fmt::format("it is given at {}", yaml::place(entries_[index]->value.at)));
+    }
+    return ok_status();
+  }
+
   Status apply_definitions(size_t index) {
     const Definition* define = definition(names_[index]);
     if (define == nullptr) return ok_status();
@@ -99,16 +114,7 @@ class Resolver {
     const char* end = define->value.data() + define->value.size();
     const auto parsed = std::from_chars(define->value.data(), end, number);
     const bool is_number = parsed.ptr == end && parsed.ec == std::errc{};
-    if (value.is_real && !is_real(define->value))
-      return fail(define_at(*define), "the param '{}' is a number, but {} is not", names_[index],
-                  yaml::shown(define->value))
-          .with_note(fmt::format("it is given at {}", yaml::place(entries_[index]->value.at)));
-    if (!value.is_real && value.is_text != !is_number) {
-      return fail(define_at(*define), "the param '{}' is {}, but {} is {}", names_[index],
-                  value.is_text ? "a text" : "an integer", yaml::shown(define->value),
-                  is_number ? "an integer" : "not")
-          .with_note(fmt::format("it is given at {}", yaml::place(entries_[index]->value.at)));
-    }
+    PIPER_TRY(check_definition(index, *define, is_number));
     value.integer = number;
     value.text = define->value;
     return ok_status();

@@ -39,8 +39,7 @@ class StrategyPrinter {
     if (!lines.empty()) text_ += fmt::format("{}:\n{}", name, lines);
   }
 
-  // What names no order is sorted.
-  void model() {
+  void input_section() {
     std::vector<InputBinding> inputs = s_.inputs;
     std::sort(inputs.begin(), inputs.end(),
               [](const auto& a, const auto& b) { return a.name < b.name; });
@@ -48,12 +47,17 @@ class StrategyPrinter {
     for (const InputBinding& one : inputs)
       lines += fmt::format("  {}: {}\n", print_key(one.name), print_map(object("input"), &one));
     section("inputs", lines);
+  }
+
+  // What names no order is sorted.
+  void model() {
+    input_section();
     auto dims = s_.dims;
     std::ranges::sort(dims, {}, &DimSize::name);
     Map sizes;
     for (const DimSize& dim : dims) sizes.add(dim.name, std::to_string(dim.size));
     if (!dims.empty()) line("dims", sizes.text());
-    lines = "";
+    std::string lines;
     for (const ParamRule& rule : s_.parameters)
       lines += fmt::format("  - {}\n", print_entries(object("parameter"), &rule));
     section("parameters", lines);

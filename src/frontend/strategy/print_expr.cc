@@ -29,6 +29,16 @@ class ExpressionPrinter {
  public:
   ExpressionPrinter(const expr::Tree& tree, const Variables& bound) : tree_(tree), bound_(bound) {}
 
+  Printed operation(const expr::Node& node, const Printed& a, const Printed& b,
+                    bool constant) const {
+    const BinaryOp& op = *std::find_if(std::begin(expr::kBinaryOps), std::end(expr::kBinaryOps),
+                                       [&](const BinaryOp& one) { return one.op == node.op; });
+    const int left = op.level == kComparison ? op.level + 1 : op.level;
+    return folded(
+        {fmt::format("{} {} {}", within(a, left), op.text, within(b, op.level + 1)), op.level, {}},
+        constant);
+  }
+
   Printed print(int32_t index) const {
     const expr::Node& node = tree_.nodes[static_cast<size_t>(index)];
     if (node.op == Op::kNumber) return number(node.value);
@@ -45,12 +55,7 @@ class ExpressionPrinter {
     const bool constant = a.value && b.value;
     if (node.op == Op::kMin || node.op == Op::kMax)
       return folded({call(node.op, a, b), kWhole, {}, node.op}, constant);
-    const BinaryOp& op = *std::find_if(std::begin(expr::kBinaryOps), std::end(expr::kBinaryOps),
-                                       [&](const BinaryOp& one) { return one.op == node.op; });
-    const int left = op.level == kComparison ? op.level + 1 : op.level;
-    return folded(
-        {fmt::format("{} {} {}", within(a, left), op.text, within(b, op.level + 1)), op.level, {}},
-        constant);
+    return operation(node, a, b, constant);
   }
 
  private:

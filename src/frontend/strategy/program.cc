@@ -39,6 +39,24 @@ struct Piece {
   bool starts_line = false;
 };
 
+// Cuts a line at each ";".
+void cut_line(const std::string& line, const SourceSpan& place, bool exact,
+              std::vector<Piece>& pieces) {
+  const size_t indent = line.find_first_not_of(' ');
+  bool starts_line = true;
+  for (size_t begin = indent; begin < line.size();) {
+    const size_t end = std::min(line.find(';', begin), line.size());
+    const size_t first = line.find_first_not_of(' ', begin);
+    if (first < end) {
+      SourceSpan at = place;
+      at.length = exact ? static_cast<int>(end) : -1;
+      pieces.push_back({line.substr(0, end), std::move(at), first, indent, starts_line});
+      starts_line = false;
+    }
+    begin = end + 1;
+  }
+}
+
 std::vector<Piece> cut(const Order& order) {
   std::vector<Piece> pieces;
   const std::vector<std::string> lines = split_text(order.program, '\n');
@@ -46,19 +64,7 @@ std::vector<Piece> cut(const Order& order) {
   for (size_t number = 0; number < lines.size(); ++number) {
     const bool exact = order.lines[number].length == yaml::count_columns(lines[number]);
     const std::string line = lines[number].substr(0, lines[number].find('#'));
-    const size_t indent = line.find_first_not_of(' ');
-    bool starts_line = true;
-    for (size_t begin = indent; begin < line.size();) {
-      const size_t end = std::min(line.find(';', begin), line.size());
-      const size_t first = line.find_first_not_of(' ', begin);
-      if (first < end) {
-        SourceSpan at = order.lines[number];
-        at.length = exact ? static_cast<int>(end) : -1;
-        pieces.push_back({line.substr(0, end), std::move(at), first, indent, starts_line});
-        starts_line = false;
-      }
-      begin = end + 1;
-    }
+    cut_line(line, order.lines[number], exact, pieces);
   }
   return pieces;
 }
@@ -127,11 +133,12 @@ class Parser {
     return out;
   }
 
+  static bool is_if(const Statement& one) { return one.kind == Statement::Kind::kIf; }
+
   Status otherwise(const Piece& piece, Program& before) {
     // The last of a chain of 'else if'.
     Statement* last = before.empty() ? nullptr : &before.back();
     while (last && last->chains) last = &last->otherwise.back();
-    const auto is_if = [](const Statement& one) { return one.kind == Statement::Kind::kIf; };
     if (!last || !is_if(*last) || !last->otherwise.empty()) {
       Error error = fail(here(piece, piece.begin, 4), "this 'else' has no 'if' before it");
       if (last && !is_if(*last) && std::any_of(before.begin(), before.end(), is_if))
@@ -150,14 +157,8 @@ class Parser {
     return ok_status();
   }
 
-  // Parses ':' and what it governs: the rest of the piece, or a deeper block.
-  Result<Program> body(const Piece& piece, size_t offset) {
-    offset = skip(piece, offset);
-    if (offset >= piece.text.size() || piece.text[offset] != ':')
-      return expected(piece, offset, "':'");
-    if (++nesting_ > kMaxNesting) {
-      return fail(here(piece, offset, 1), "blocks are nested more than {} deep", kMaxNesting);
-    }
+  // Parses what the colon governs.
+  Result<Program> governed(const Piece& piece, size_t offset) {
     const size_t rest = skip(piece, offset + 1);
     Program out;
     if (rest < piece.text.size()) {
@@ -171,6 +172,18 @@ class Parser {
             .with_note("help: write items on the same line, or an indented block below");
       PIPER_ASSIGN(out, block(pieces_[next_].indent));
     }
+    return out;
+  }
+
+  // Parses ':' and what it governs: the rest of the piece, or a deeper block.
+  Result<Program> body(const Piece& piece, size_t offset) {
+    offset = skip(piece, offset);
+    if (offset >= piece.text.size() || piece.text[offset] != ':')
+      return expected(piece, offset, "':'");
+    if (++nesting_ > kMaxNesting) {
+      return fail(here(piece, offset, 1), "blocks are nested more than {} deep", kMaxNesting);
+    }
+    PIPER_ASSIGN(Program out, governed(piece, offset));
     --nesting_;
     return out;
   }
@@ -244,22 +257,27 @@ class Parser {
     return prefix.end;
   }
 
+  // Parses '&', or '&&', between the items of a pair.
+  Status pair(const Piece& piece, bool after_pair, size_t& offset, Item& next) {
+    if (after_pair)
+      return fail(here(piece, offset, 1), "a pair has two items; this would be the third");
+    next.paired = true;
+    next.apart = offset + 1 < piece.text.size() && piece.text[offset + 1] == '&';
+    const size_t sign = next.apart ? 2 : 1;
+    next.pair_at = here(piece, offset, sign);
+    offset = skip(piece, offset + sign);
+    if (offset >= piece.text.size()) return expected(piece, offset, "an item after '&'");
+    return ok_status();
+  }
+
   Status items(const Piece& piece, size_t offset, Statement& out) {
     bool after_pair = false;  // the item before is the first of a pair
     while (offset < piece.text.size()) {
       Item next;
       PIPER_ASSIGN(offset, item(piece, offset, next));
       offset = skip(piece, offset);
-      if (offset < piece.text.size() && piece.text[offset] == '&') {
-        if (after_pair)
-          return fail(here(piece, offset, 1), "a pair has two items; this would be the third");
-        next.paired = true;
-        next.apart = offset + 1 < piece.text.size() && piece.text[offset + 1] == '&';
-        const size_t sign = next.apart ? 2 : 1;
-        next.pair_at = here(piece, offset, sign);
-        offset = skip(piece, offset + sign);
-        if (offset >= piece.text.size()) return expected(piece, offset, "an item after '&'");
-      }
+      if (offset < piece.text.size() && piece.text[offset] == '&')
+        PIPER_TRY(pair(piece, after_pair, offset, next));
       after_pair = next.paired;
       out.items.push_back(std::move(next));
     }

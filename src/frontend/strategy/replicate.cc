@@ -133,6 +133,14 @@ Status check_gather(const Fields& map, const Reading&, Replicate& out) {
   return check_sent(map, out.gather_in, out.lossy, out.gather_dtype_at, "parameters");
 }
 
+Status check_slice(const Replicate& out) {
+  constexpr int64_t kLeastSlice = 256;  // where elements are aligned
+  if (out.slice_bytes > 0 && out.slice_bytes < kLeastSlice)
+    return fail(out.slice_at, "'slice' must be at least {} bytes, not {}", kLeastSlice,
+                out.slice_bytes);
+  return ok_status();
+}
+
 // What is reduced in blocks is added up where its parts arrive.
 Status check_reduce(const Fields& map, const Reading&, Replicate& out) {
   PIPER_TRY(check_sent(map, out.reduce_in, out.reduce_lossy, out.dtype_at, "gradients"));
@@ -142,10 +150,7 @@ Status check_reduce(const Fields& map, const Reading&, Replicate& out) {
         .with_note(
             "help: with 'shard: [optimizer]' each rank adds up its part of them, and rounds no "
             "sum");
-  constexpr int64_t kLeastSlice = 256;  // where elements are aligned
-  if (out.slice_bytes > 0 && out.slice_bytes < kLeastSlice)
-    return fail(out.slice_at, "'slice' must be at least {} bytes, not {}", kLeastSlice,
-                out.slice_bytes);
+  PIPER_TRY(check_slice(out));
   if (out.slice_bytes > 0 && out.reduce_in.any())
     return fail(out.slice_at, "not supported: slices of gradients that travel in {}", type)
         .with_note("help: leave one of the two out");

@@ -41,6 +41,13 @@ Result<std::string> inserted(const yaml::Node& node, size_t offset, std::string_
   return with_includer(expr::unknown_name(span_in(node, offset, name.size()), name, known), scope);
 }
 
+Error given_twice(const SourceSpan& at, std::string_view name) {
+  return fail(at, "'{}' is a param or mesh axis, and a tag or a name that is given here", name)
+      .with_note(
+          "help: rename one of them; {x} in a pattern also makes 'xs', the number of "
+          "values");
+}
+
 // Checks the names in an expression: params and axes, and `free`, of which none may be both.
 Status check_expression(const expr::Tree& tree, const Scope& scope,
                         std::span<const std::string> free) {
@@ -52,11 +59,7 @@ Status check_expression(const expr::Tree& tree, const Scope& scope,
     const std::string_view name = tree.name(part);
     const SourceSpan at = tree.span(part.begin, part.end);
     const Scope::Text* text = scope.text(name);
-    if (contains(free, name) && (text || scope.has_integer(name)))
-      return fail(at, "'{}' is a param or mesh axis, and a tag or a name that is given here", name)
-          .with_note(
-              "help: rename one of them; {x} in a pattern also makes 'xs', the number of "
-              "values");
+    if (contains(free, name) && (text || scope.has_integer(name))) return given_twice(at, name);
     if (!contains(free, name)) scope.used.emplace(name);
     if (text) return no_integer(*text, at, scope);
     follows = follows || contains(scope.failed, name);

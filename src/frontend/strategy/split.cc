@@ -80,6 +80,16 @@ Status check_part_name(const SourceSpan& at, const Split& split, const Reading& 
   return ok_status();
 }
 
+Error split_twice(const Split& split, const Split& other) {
+  const bool alike = other.of_tokens == split.of_tokens;
+  const char* const what = split.of_tokens    ? "tokens are"
+                           : split.of_samples ? "samples are"
+                                              : "the batch is";
+  return (alike ? fail(split.at, "{} split twice", what)
+                : fail(split.at, "not supported: chunks of tokens beside shares of samples"))
+      .with_note(fmt::format("{} at {}", alike ? "first" : "the other", yaml::place(other.at)));
+}
+
 // Checks an entry that splits the batch or tokens, and so has no keys of regions.
 Status check_of_samples(const Fields& map, const Reading& reading, const Split& split) {
   for (const char* key : {"tensor", "within"})
@@ -95,13 +105,7 @@ Status check_of_samples(const Fields& map, const Reading& reading, const Split& 
             "microbatches");
   if (const Split* other =
           split.of_chunks() ? reading.strategy.chunk_split() : reading.strategy.batch_split()) {
-    const bool alike = other->of_tokens == split.of_tokens;
-    const char* const what = split.of_tokens    ? "tokens are"
-                             : split.of_samples ? "samples are"
-                                                : "the batch is";
-    return (alike ? fail(split.at, "{} split twice", what)
-                  : fail(split.at, "not supported: chunks of tokens beside shares of samples"))
-        .with_note(fmt::format("{} at {}", alike ? "first" : "the other", yaml::place(other->at)));
+    return split_twice(split, *other);
   }
   return ok_status();
 }

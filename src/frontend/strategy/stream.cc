@@ -28,6 +28,17 @@ Status read_stream_name(const Field&, const yaml::Entry& entry, const Reading& r
               yaml::shown(rule.name));
 }
 
+Status check_given_once(const Fields& map, const StreamRule& rule, const StreamRule& other) {
+  const auto twice = [&](const char* key) {
+    return fail(map.key_at(key), "the {} of stream '{}' is given twice", key, rule.name)
+        .with_note(fmt::format("first at {}", yaml::place(other.at)));
+  };
+  if (other.priority && rule.priority) return twice("priority");
+  if (other.sms && rule.sms) return twice("sms");
+  if (other.credit && rule.credit) return twice("credit");
+  return ok_status();
+}
+
 Status check_stream(const Fields& map, const Reading& reading, StreamRule& rule) {
   if (rule.name == "overlap")
     return fail(rule.name_at, "the stream 'overlap' belongs to overlapped pairs of an order");
@@ -41,13 +52,7 @@ Status check_stream(const Fields& map, const Reading& reading, StreamRule& rule)
   // Of two entries for one stream each property has one value.
   for (const StreamRule& other : reading.strategy.streams) {
     if (other.name != rule.name) continue;
-    const auto twice = [&](const char* key) {
-      return fail(map.key_at(key), "the {} of stream '{}' is given twice", key, rule.name)
-          .with_note(fmt::format("first at {}", yaml::place(other.at)));
-    };
-    if (other.priority && rule.priority) return twice("priority");
-    if (other.sms && rule.sms) return twice("sms");
-    if (other.credit && rule.credit) return twice("credit");
+    PIPER_TRY(check_given_once(map, rule, other));
   }
   return ok_status();
 }

@@ -141,9 +141,18 @@ Result<std::string> read_phases(const yaml::Node& list, const Reading& reading) 
   return phases.formula();
 }
 
+Status read_formula(const yaml::Node& value, const Reading& reading, ParamGroup& group) {
+  static const std::vector<std::string> kFree = {"lr", "step", "tokens"};
+  PIPER_ASSIGN(const yaml::Node text, with_texts(value, reading.scope));
+  if (fields::find_field(fields::object("phase"), text.text))
+    return fail(value.at, "a schedule of one phase, {}, is a list, too", yaml::shown(text.text))
+        .with_note("help: schedule: [{warmup: 100}, {cosine: {steps: 900, to: 0.1}}]");
+  PIPER_ASSIGN(group.rate, read_rate(text, reading.scope, kFree));
+  return ok_status();
+}
+
 Status read_schedule(const Field&, const yaml::Entry& entry, const Reading& reading,
                      ParamGroup& group) {
-  static const std::vector<std::string> kFree = {"lr", "step", "tokens"};
   const yaml::Node& value = entry.value;
   group.rate_at = value.at;
   if (value.is(yaml::Node::Kind::kMap))
@@ -152,11 +161,7 @@ Status read_schedule(const Field&, const yaml::Entry& entry, const Reading& read
   if (value.is(yaml::Node::Kind::kList)) {
     PIPER_ASSIGN(group.rate, read_phases(value, reading));
   } else {
-    PIPER_ASSIGN(const yaml::Node text, with_texts(value, reading.scope));
-    if (fields::find_field(fields::object("phase"), text.text))
-      return fail(value.at, "a schedule of one phase, {}, is a list, too", yaml::shown(text.text))
-          .with_note("help: schedule: [{warmup: 100}, {cosine: {steps: 900, to: 0.1}}]");
-    PIPER_ASSIGN(group.rate, read_rate(text, reading.scope, kFree));
+    PIPER_TRY(read_formula(value, reading, group));
   }
   const Result<Rate> rate = Rate::parse(group.rate);
   if (!rate) return fail(value.at, "{}", rate.error().message);
