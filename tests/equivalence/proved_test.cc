@@ -78,6 +78,10 @@ class RareLayers : public ModelMaker {
     }
     if (kind == "constants") return made("Mul", {h, constants(width_)});
     if (kind == "running statistics") return batch_norm(h, width_);
+    if (kind == "repeated number") {
+      const std::string wide = made("Expand", {parameter({1, 1}, 0.1f, 0.1f), integers({4, 6})});
+      return made("Add", {h, made("ReduceSum", {wide, integers({0, 1})})});
+    }
     if (kind == "a mask of the data") {  // which takes more work than all else
       input("mask", {64});
       std::string mask = "mask";
@@ -235,10 +239,10 @@ const OfFile kOfFiles[] = {
     // Some of equal elements are equal.
     {"coupled/masked_bias.onnx", 8, "shard: [optimizer]}\n  - split: {dim: samples, into: 2", ""}};
 
-Result<Compiled> compile_of(const OfFile& of) {
+Result<Compiled> compile_of(const OfFile& of, const std::string& model = "") {
   const Folder folder;
   CompileOptions options;
-  options.model = std::string(PIPER_SOURCE_DIR "/tests/data/") + of.model;
+  options.model = model.empty() ? std::string(PIPER_SOURCE_DIR "/tests/data/") + of.model : model;
   options.strategy = folder.write(
       "strategy.yaml",
       fmt::format("piper: 1\nmesh: {{dp: 2}}\ntrain: {{global_batch: {}, optimizer: {{adafactor: "
@@ -291,6 +295,28 @@ TEST(ProvedAlongReplicas, ValuesOfOneRankAreBesideZeros) {
       ++exchanged;
     }
   EXPECT_GE(exchanged, 1);
+}
+
+// A sum of equal elements depends on their number, though each of them may be any other.
+TEST(ProvedAlongReplicas, SumsOfEqualElementsAreOfAsMany) {
+  const Folder folder;
+  const std::string model = folder.write("model.onnx", RareLayers("repeated number").bytes());
+  const auto compiled =
+      compile_of({.model = "", .batch = 4, .directives = "shard: [optimizer]"}, model);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  PlanSet set = compiled->set;
+  EXPECT_FALSE(is_refused(set, *compiled));
+  int changed = 0;
+  for (Program& program : set.roles[0].programs)
+    for (ProgramOp& op : program.ops) {
+      if (op.op != "Expand" || op.attrs.integers("shape") != Shape{4, 6}) continue;
+      Shape& shape = program.values[op.outputs[0]].shape;
+      op.attrs.set("shape", shape = {2, 6});
+      EXPECT_TRUE(is_refused(set, *compiled));
+      op.attrs.set("shape", shape = {4, 6});
+      ++changed;
+    }
+  EXPECT_GE(changed, 1);
 }
 
 TEST(ProvedAlongReplicas, RowsOfConstantsAreEqual) {

@@ -45,8 +45,9 @@ void LayoutCheck::add_cuts(Spot place, CutDims& cuts) const {
     if (is_cut)
       cuts[v].push_back(
           {is_known ? lies.dims : ~uint32_t{0}, is_known && !has_samples_ ? ranks_ : 0});
-    else if (lies.kind == Lies::kWhole && lies.dims != 0)
-      cuts[v].push_back({lies.dims, 0});
+    else if (const uint32_t same = lies.dims & ~after(place)->counted[v];
+             lies.kind == Lies::kWhole && same != 0)
+      cuts[v].push_back({same, 0});
     else if (lies.kind == Lies::kPlaces)
       cuts[v].push_back({0, CutDim::kPlaces});
     else if (lies.packed != 0)

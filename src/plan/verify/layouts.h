@@ -179,6 +179,9 @@ Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer,
 struct LiesAfter {
   std::vector<Lies> values;  // arguments first
   std::string wrong;         // the first op that cannot take its operands, and why; empty: none
+  // By value: dims along which an op adds up elements that are equal. Their number counts there, so
+  // these are no block of more.
+  std::vector<uint32_t> counted;
 };
 // Is a mesh axis over which layouts are followed.
 struct AxisOfLayouts {

@@ -36,6 +36,7 @@ Lies joined(std::vector<Lies> readings) {
 OpLayouts::Made OpLayouts::make(std::string_view op, const Attrs& attrs,
                                 std::span<const LaidOut> inputs,
                                 std::span<const TensorType> outputs) {
+  counted.assign(inputs.size(), 0);
   constexpr size_t kMost = 64;  // combinations of readings that are tried
   std::vector<std::vector<LaidOut>> all(1);
   for (const LaidOut& input : inputs) {
@@ -129,6 +130,14 @@ OpLayouts::Made OpLayouts::keep_whole(std::string_view op, const Attrs& attrs,
           return true;
     return needs_whole(rule, letter);
   };
+  const auto is_added_up = [&](char letter) {
+    return std::ranges::none_of(rule.outputs,
+                                [&](const Dims& dims) { return occurrences(dims, letter) > 0; });
+  };
+  for (size_t i = 0; i < inputs.size() && rule.reduces == LoopRule::kSum; ++i)
+    for (size_t d = 0; d < rule.inputs[i].size() && d < 32; ++d)
+      if ((inputs[i].lies.dims >> d & 1) && std::ranges::any_of(rule.inputs[i][d], is_added_up))
+        counted[i] |= uint32_t{1} << d;
   for (size_t o = 0; o < made.size(); ++o)
     for (size_t d = 0; d < rule.outputs[o].size() && d < 32; ++d) {
       const LoopRule::Dim& letters = rule.outputs[o][d];

@@ -46,6 +46,7 @@ class OpLayouts {
                                         std::span<const LaidOut> inputs,
                                         std::span<const TensorType> outputs);
   std::string wrong;
+  std::vector<uint32_t> counted;  // by operand of that use: see LiesAfter
 
  private:
   using Made = std::optional<std::vector<Lies>>;

@@ -14,6 +14,7 @@ class Walk {
     for (size_t a = 0; a < args.size(); ++a)
       held_.push_back(program.arg_read[a] ? args[a] : Lies{});
     held_.resize(program.values.size());
+    counted_.resize(program.values.size());
     for (const auto& [value, bytes] : program.literals) {
       held_[at(value)] = {Lies::kWhole};
       held_[at(value)].fixed = true;
@@ -26,7 +27,7 @@ class Walk {
 
   LiesAfter run() {
     for (size_t o = 0; o < program_.ops.size() && wrong_.empty(); ++o) step(program_.ops[o], o);
-    return {std::move(held_), std::move(wrong_)};
+    return {std::move(held_), std::move(wrong_), std::move(counted_)};
   }
 
  private:
@@ -76,7 +77,10 @@ class Walk {
   Made plainly(const ProgramOp& op, const Attrs& attrs, size_t inputs) {
     std::vector<LaidOut> operands;
     for (size_t i = 0; i < inputs; ++i) operands.push_back(operand(op, i));
-    return make(op.op, attrs, operands, made_types(op));
+    Made made = make(op.op, attrs, operands, made_types(op));
+    for (size_t i = 0; i < inputs; ++i)
+      if (operands[i].present) counted_[at(op.inputs[i])] |= ops_.counted[i];
+    return made;
   }
 
   Made results(const ProgramOp& op) {
@@ -152,7 +156,8 @@ class Walk {
   const Program& program_;
   const AxisOfLayouts& axis_;
   OpLayouts ops_;
-  std::vector<Lies> held_;      // by value
+  std::vector<Lies> held_;         // by value
+  std::vector<uint32_t> counted_;  // by value: see LiesAfter
   std::vector<LaidOut> shown_;  // operands of the current op
   std::string where_, wrong_;
 };
