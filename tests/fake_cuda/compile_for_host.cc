@@ -20,6 +20,8 @@ constexpr std::string_view kFlags =
 constexpr std::string_view kChecks =
     " -fsanitize=thread,alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero "
     "-fsanitize-recover=all";
+// Without what C++ needs to start, which takes most of the time to link a kernel.
+constexpr std::string_view kLink = "-shared -nostdlib -lm -lgcc";
 
 Status add_header(Digester& all, const std::string& words) {
   for (const char* file : {"/emulator.h", "/emulator_link.h"}) {
@@ -73,8 +75,8 @@ Result<std::string> compile_for_host(const std::string& source, const std::strin
   PIPER_ASSIGN(const std::string header, precompiled(flags, words, folder));
   const std::string own = fmt::format("{}.{}.{}", stem, getpid(), gettid());
   PIPER_TRY(make(fmt::format("cd {0} && {1} {2} -include emulator.h -I{3} -c {4}.cc -o {5}.o 2>&1 "
-                             "&& {1} -shared {5}.o -o {5}.so 2>&1 && rm {5}.o",
-                             header, PIPER_HOST_COMPILER, flags, words, stem, own),
+                             "&& {1} {5}.o {6} -o {5}.so 2>&1 && rm {5}.o",
+                             header, PIPER_HOST_COMPILER, flags, words, stem, own, kLink),
                  own + ".so", library));
   return library;
 }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace piper::emulator {
 namespace {
 
@@ -21,6 +23,29 @@ Order order_of(uint32_t epoch, uint16_t thread, uint16_t step, const Toucher& wh
 }
 bool races(Order order) { return order >= Order::kOtherThread; }
 
+enum class Note : uint8_t { kDone, kOfNoValue, kBesideWriter, kBesideReader };
+
+// Notes that `who` touches the byte, or says why that is wrong.
+inline Note note(Cell& cell, Access access, const Toucher& who) {
+  const bool is_atomic = access == Access::kAtomic;
+  if (cell.written == 0 && access != Access::kWrite) return Note::kOfNoValue;
+  if (races(order_of(cell.written, cell.writer, cell.write_step, who)) &&
+      !(is_atomic && cell.writer == kAtomically))
+    return Note::kBesideWriter;
+  const Order read = order_of(cell.read, cell.reader, cell.read_step, who);
+  if (access == Access::kRead) {
+    cell.reader = read == Order::kOtherThread ? kMany : who.thread;
+    cell.read = who.epoch;
+    cell.read_step = who.step;
+    return Note::kDone;
+  }
+  if (cell.read > 0 && races(read)) return Note::kBesideReader;
+  cell.written = who.epoch;
+  cell.writer = is_atomic ? kAtomically : who.thread;
+  cell.write_step = who.step;
+  return Note::kDone;
+}
+
 }  // namespace
 
 void WatchedMemory::watch(std::string name, const void* address, int64_t bytes, bool has_values,
@@ -29,12 +54,12 @@ void WatchedMemory::watch(std::string name, const void* address, int64_t bytes, 
   region.cells.resize(static_cast<size_t>(bytes), Cell{.written = has_values ? 1u : 0u});
   const uintptr_t begin = region.begin;
   regions_[begin] = std::move(region);
-  last_ = nullptr;
+  recent_ = {};
 }
 
 void WatchedMemory::forget(const void* address) {
   regions_.erase(reinterpret_cast<uintptr_t>(address));
-  last_ = nullptr;
+  recent_ = {};
 }
 
 void WatchedMemory::clear(const void* address) {
@@ -43,11 +68,18 @@ void WatchedMemory::clear(const void* address) {
 }
 
 WatchedMemory::Region* WatchedMemory::find(uintptr_t at) {
-  if (last_ && last_->holds(at)) return last_;
+  Region*& last = recent_[0];
+  for (Region*& each : recent_)
+    if (each && each->holds(at)) {
+      std::swap(last, each);
+      return last;
+    }
   auto next = regions_.upper_bound(at);
   if (next == regions_.begin()) return nullptr;
   Region& region = std::prev(next)->second;
-  return region.holds(at) ? last_ = &region : nullptr;
+  if (!region.holds(at)) return nullptr;
+  std::rotate(recent_.begin(), recent_.end() - 1, recent_.end());
+  return last = &region;
 }
 
 std::string WatchedMemory::place(const Region& region, size_t byte) const {
@@ -55,9 +87,9 @@ std::string WatchedMemory::place(const Region& region, size_t byte) const {
   return fmt::format("{}[{}]", region.name, byte / static_cast<size_t>(region.element));
 }
 
-std::string WatchedMemory::race(const Region& region, size_t byte, bool is_other_block,
-                                uint16_t other, const Toucher& who) const {
-  if (is_other_block)
+std::string WatchedMemory::race(const Region& region, size_t byte, uint32_t epoch, uint16_t other,
+                                const Toucher& who) const {
+  if (epoch < who.first_of_block)
     return fmt::format("race on {} of another block and thread {}", place(region, byte),
                        who.thread);
   const std::string name = other == kMany         ? "several others"
@@ -75,26 +107,19 @@ std::string WatchedMemory::outside(uintptr_t at, size_t bytes) {
       before.name, before.cells.size(), at - before.begin - before.cells.size());
 }
 
-std::string WatchedMemory::touch(Region& region, size_t byte, Access access, const Toucher& who) {
-  Cell& cell = region.cells[byte];
-  const bool is_atomic = access == Access::kAtomic;
-  if (cell.written == 0 && access != Access::kWrite)
-    return fmt::format("reads {}, which nobody wrote", place(region, byte));
-  const Order write = order_of(cell.written, cell.writer, cell.write_step, who);
-  if (races(write) && !(is_atomic && cell.writer == kAtomically))
-    return race(region, byte, write == Order::kOtherBlock, cell.writer, who);
-  const Order read = order_of(cell.read, cell.reader, cell.read_step, who);
-  if (access == Access::kRead) {
-    cell.reader = read == Order::kOtherThread ? kMany : who.thread;
-    cell.read = who.epoch;
-    cell.read_step = who.step;
-    return "";
+std::string WatchedMemory::wrong(const Region& region, size_t byte, Access access,
+                                 const Toucher& who) const {
+  Cell cell = region.cells[byte];
+  switch (note(cell, access, who)) {
+    case Note::kDone:
+      return "";
+    case Note::kOfNoValue:
+      return fmt::format("reads {}, which nobody wrote", place(region, byte));
+    case Note::kBesideWriter:
+      return race(region, byte, cell.written, cell.writer, who);
+    case Note::kBesideReader:
+      return race(region, byte, cell.read, cell.reader, who);
   }
-  if (cell.read > 0 && races(read))
-    return race(region, byte, read == Order::kOtherBlock, cell.reader, who);
-  cell.written = who.epoch;
-  cell.writer = is_atomic ? kAtomically : who.thread;
-  cell.write_step = who.step;
   return "";
 }
 
@@ -109,7 +134,8 @@ std::string WatchedMemory::touch(const void* address, size_t bytes, Access acces
     return fmt::format("{} {} bytes at {}, which has {}", verb, bytes, place(*region, first),
                        region->cells.size());
   for (size_t byte = first; byte < first + bytes; ++byte)
-    if (std::string wrong = touch(*region, byte, access, who); !wrong.empty()) return wrong;
+    if (note(region->cells[byte], access, who) != Note::kDone)
+      return wrong(*region, byte, access, who);
   return "";
 }
 

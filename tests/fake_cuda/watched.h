@@ -1,6 +1,7 @@
 // Memory of a device that is not there: what kernels may touch, and who touched each byte last.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -51,14 +52,15 @@ class WatchedMemory {
     bool holds(uintptr_t at) const { return at >= begin && at - begin < cells.size(); }
   };
   Region* find(uintptr_t at);
-  std::string touch(Region& region, size_t byte, Access access, const Toucher& who);
+  // What is wrong with an access to the byte.
+  std::string wrong(const Region& region, size_t byte, Access access, const Toucher& who) const;
   std::string outside(uintptr_t at, size_t bytes);
   std::string place(const Region& region, size_t byte) const;
-  std::string race(const Region& region, size_t byte, bool is_other_block, uint16_t other,
+  std::string race(const Region& region, size_t byte, uint32_t epoch, uint16_t other,
                    const Toucher& who) const;
 
   std::map<uintptr_t, Region> regions_;  // by where they begin
-  Region* last_ = nullptr;               // looked up: most accesses meet it again
+  std::array<Region*, 4> recent_{};      // the latest first: most accesses meet them again
 };
 
 }  // namespace piper::emulator
