@@ -223,6 +223,47 @@ TEST(Recompute, RunsWithinWhatRunsAgain) {
   }
 }
 
+// A budget is of all ops of a stage, those of its parts too; what an entry names runs again anyway.
+TEST(Recompute, ABudgetHoldsWhatOthersName) {
+  const char* model = "gpt-deep";
+  if (!std::filesystem::exists(jobs::model_path(model, "model.onnx"))) GTEST_SKIP();
+  const auto compiled = [&](const std::string& directives) {
+    CompileOptions options;
+    options.oracles = true;
+    return jobs::compile_text(
+        model,
+        "piper: 1\nmesh: {pp: 2}\nannotate: [{balance: {tag: stage, into: 2}}]\ndirectives:\n"
+        "  - split: {dim: batch, into: 2}\n"
+        "  - place: {where: {stage: s}, on: {pp: s}}\n"
+        "  - split: {scope: [\"model/h/{layer}/fc\", \"model/h/{layer}/fc_out\"], dim: 1, into: "
+        "4, as: tile}\n" +
+            directives,
+        jobs::kAdamW, options);
+  };
+  const std::string budget = "  - recompute: {budget: 400KiB}\n";
+  for (const char* named :
+       {"{where: {tile: \"*\"}}", "{ops: [LayerNorm, Gelu]}", "{match: \"model/h/{layer}/ln_2\"}"}) {
+    SCOPED_TRACE(named);
+    const std::string entry = fmt::format("  - recompute: {}\n", named);
+    const auto alone = compiled(entry), both = compiled(entry + budget),
+               other_way = compiled(budget + entry);
+    ASSERT_TRUE(alone && both && other_way) << print_error((both ? alone : both).error());
+    const auto want = jobs::train(*both->single, model, kSteps),
+               got = jobs::train(both->set, model, kSteps);
+    ASSERT_TRUE(want && got);
+    jobs::expect_equal_bits(*got, *want, "single device");
+    EXPECT_LT(step_bytes(*both), step_bytes(*alone));
+    EXPECT_EQ(step_bytes(*both), step_bytes(*other_way));
+    std::vector<std::string> kept;
+    for (const Explanation& one : both->explanations)
+      if (one.directive == "recompute")
+        std::ranges::copy_if(one.lines, std::back_inserter(kept), [](const std::string& line) {
+          return line.find(" keeps ") != std::string::npos;
+        });
+    EXPECT_EQ(kept.size(), 2) << join(kept, "\n");  // a line a stage
+  }
+}
+
 TEST(Recompute, NamesMicrobatchesThatThereAre) {
   const char* model = "gpt";
   if (!std::filesystem::exists(jobs::model_path(model, "model.onnx"))) GTEST_SKIP();

@@ -120,8 +120,12 @@ class Network {
 // A value is two nodes with an edge of its bytes between them: cut, the value is kept.
 class Keeper {
  public:
-  Keeper(const Graph& graph, const std::vector<int32_t>& tags, const std::vector<bool>& may_repeat)
-      : graph_(graph), tags_(tags), may_repeat_(may_repeat), node_(graph.values.size(), -1) {
+  Keeper(const Graph& graph, const std::vector<bool>& in_region,
+         const std::vector<bool>& may_repeat)
+      : graph_(graph),
+        in_region_(in_region),
+        may_repeat_(may_repeat),
+        node_(graph.values.size(), -1) {
     source_ = network_.add_node();
     sink_ = network_.add_node();
   }
@@ -141,11 +145,10 @@ class Keeper {
 
   Kept run() {
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
-      if (graph_.nodes[i].pass == Pass::kF && graph_.tags_of(graph_.nodes[i]) == tags_)
-        add(graph_.nodes[i], may_repeat_[i]);
-    for (const Node& node : graph_.nodes) {
-      if (!is_backward(node) || graph_.tags_of(node) != tags_) continue;
-      for (ValueId input : node.inputs)
+      if (graph_.nodes[i].pass == Pass::kF && in_region_[i]) add(graph_.nodes[i], may_repeat_[i]);
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      if (!is_backward(graph_.nodes[i]) || !in_region_[i]) continue;
+      for (ValueId input : graph_.nodes[i].inputs)
         if (input.valid() && node_[input.index()] >= 0)
           network_.add_edge(node_[input.index()] + 1, sink_, kInfinite);
     }
@@ -180,8 +183,7 @@ class Keeper {
   }
 
   const Graph& graph_;
-  const std::vector<int32_t>& tags_;
-  const std::vector<bool>& may_repeat_;
+  const std::vector<bool>&in_region_, &may_repeat_;
   Network network_;
   int32_t source_ = 0, sink_ = 0;
   std::vector<int32_t> node_;  // by value: the first of its two
@@ -221,9 +223,9 @@ double intensity_of(const Graph& graph, const Node& node) {
   return cost.is_matmul ? 1 + cost.flops / bytes : 0;
 }
 
-Kept keep_least(const Graph& graph, const std::vector<int32_t>& tags,
+Kept keep_least(const Graph& graph, const std::vector<bool>& in_region,
                 const std::vector<bool>& may_repeat) {
-  return Keeper(graph, tags, may_repeat).run();
+  return Keeper(graph, in_region, may_repeat).run();
 }
 
 void put_copies_in_order(Graph& graph, size_t count) {

@@ -11,9 +11,9 @@ struct Kept {
 };
 
 // Returns the values of fewest bytes with which the backward pass of a region gets along when it
-// may repeat some forward ops (by node id): a minimum cut of the dataflow between what is given and
-// what the backward pass reads, each value costing its bytes.
-Kept keep_least(const Graph& graph, const std::vector<int32_t>& tags,
+// may repeat some of its forward ops (both by node id): a minimum cut of the dataflow between what
+// is given and what the backward pass reads, each value costing its bytes.
+Kept keep_least(const Graph& graph, const std::vector<bool>& in_region,
                 const std::vector<bool>& may_repeat);
 
 // Returns the FLOPs that repeating the op takes, per byte of its results.

@@ -52,8 +52,13 @@ class Recomputer {
         costs_(costs),
         microbatches_(static_cast<int32_t>(microbatches)) {}
 
-  // An entry holds another one whose ops are some of its own: not all of any of its groups.
+  // An entry holds another one whose ops are some of its own: not all of any of its groups. A
+  // budget, which is of all ops of a task, holds each entry that names what runs again.
   Result<std::vector<Nested>> nested() const {
+    std::vector<Nested> nested(recomputes_.size());
+    for (size_t d = 0; d < nested.size(); ++d)
+      nested[d].holds = recomputes_[d].budget_bytes.has_value();
+    if (nested.size() < 2 || std::ranges::any_of(recomputes_, by_microbatch)) return nested;
     std::vector<std::vector<std::optional<Group>>> of(recomputes_.size());  // by op
     for (size_t d = 0; d < recomputes_.size(); ++d) {
       const Recompute& one = recomputes_[d];
@@ -62,11 +67,9 @@ class Recomputer {
         PIPER_ASSIGN(of[d].emplace_back(), group_for(d, graph_.nodes[i], 0));
       }
     }
-    std::vector<Nested> nested(recomputes_.size());
-    if (std::ranges::any_of(recomputes_, by_microbatch)) return nested;
     for (size_t d = 0; d < of.size(); ++d)
       for (size_t other = 0; other < of.size(); ++other)
-        if (d != other && lies_within(of[d], of[other]))
+        if (d != other && (lies_within(of[d], of[other]) || fits_beside(d, other)))
           ++nested[d].depth, nested[other].holds = true;
     return nested;
   }
@@ -117,6 +120,11 @@ class Recomputer {
     return id.valid() && id.index() < count_ ? variant.group[id.index()] : kNone;
   }
 
+  // Returns whether the other entry is a budget, and this one none and not about what is left.
+  bool fits_beside(size_t d, size_t other) const {
+    return recomputes_[other].budget_bytes && !recomputes_[d].budget_bytes &&
+           !is_rest(recomputes_[d]);
+  }
   static bool lies_within(const std::vector<std::optional<Group>>& inner,
                           const std::vector<std::optional<Group>>& outer) {
     if (inner.size() != outer.size()) return false;
@@ -290,10 +298,13 @@ class Recomputer {
       ops.emplace_back(each, i);
     }
     std::sort(ops.begin(), ops.end());
+    std::vector<bool> in_region;
+    for (const Node& node : graph_.nodes)
+      in_region.push_back(region_of(groups_[g].directive, node) == groups_[g].tags);
     const auto kept_with = [&](size_t count) {
       std::vector<bool> may_repeat(graph_.nodes.size());
       for (size_t k = 0; k < count; ++k) may_repeat[ops[k].second] = true;
-      return keep_least(graph_, groups_[g].tags, may_repeat);
+      return keep_least(graph_, in_region, may_repeat);
     };
     size_t low = 0, high = ops.size();  // the more may be repeated, the less is kept
     while (low < high) {
@@ -589,12 +600,9 @@ Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& rec
   for (size_t t = 0; t < step.tag_names.size(); ++t)
     if (!std::ranges::count(tags_of_tasks, step.tag_names[t])) nesting.tags.push_back(t);
   nesting.holds.assign(recomputes.size(), true);
-  std::vector<Nested> nested(recomputes.size());
-  if (recomputes.size() > 1) {
-    Recomputer all(std::move(step), recomputes, nesting, variables, microbatches, costs);
-    PIPER_ASSIGN(nested, all.nested());
-    step = std::move(all).take();
-  }
+  Recomputer all(std::move(step), recomputes, nesting, variables, microbatches, costs);
+  PIPER_ASSIGN(const std::vector<Nested> nested, all.nested());
+  step = std::move(all).take();
   const size_t deepest = std::ranges::max(nested, {}, &Nested::depth).depth;
   Recomputed made{std::move(step), {}};
   for (size_t depth = deepest + 1; depth-- > 0;) {
