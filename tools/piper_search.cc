@@ -237,7 +237,8 @@ int main(int argc, char** argv) {
   piper::prepare_process();
   CLI::App app(
       "Searches the strategy that is predicted to be fastest on a cluster: mesh, schedule, ZeRO, "
-      "tensor, context and expert parallelism, microbatches, recomputation and offloading. "
+      "tensor, context and expert parallelism, microbatches, recomputation, "
+      "offloading and a loss in parts. "
       "Candidates are compiled, proven and simulated; the result is an ordinary strategy file.\n\n"
       "  piper-search model.onnx train.yaml --cluster '<h100x8>' -o best.yaml\n"
       "  piperc model.onnx best.yaml -o plans\n\n"
@@ -247,7 +248,8 @@ int main(int argc, char** argv) {
       "piper-search");
   app.footer(
       "\nChoices of --fix: pipeline, tensor, replicas, context, experts, microbatches, keep "
-      "(numbers), schedule, memory, recompute (words), sequence, vocabulary, offload (yes or no)."
+      "(numbers), schedule, memory, recompute (words), sequence, vocabulary, and names of what the "
+      "space lists under `beside`, as offload and loss (yes or no)."
       "\n\nexit codes: 0 found, 2 wrong usage, 3 nothing fits, 1 or 4 the model or the strategy "
       "cannot be read, 12 the system refused");
   piper::Flags flags;

@@ -45,7 +45,8 @@ class SearchTest : public ::testing::Test {
   Folder folder_;
 };
 
-constexpr char kFew[] = "sequence=no,vocabulary=no,recompute=no,context=1,experts=1,offload=no";
+constexpr char kFew[] =
+    "sequence=no,vocabulary=no,recompute=no,context=1,experts=1,offload=no,loss=no,async-tp=no";
 
 // The usual numbers of replicas and of parts of a tensor divide neither these devices nor the
 // batch.
@@ -111,9 +112,10 @@ TEST_F(SearchTest, AMeshThatDoesNotFitAtFirstIsNotGivenUp) {
     one.memory = 72 << 20;
     return found(one).tried.front();
   };
-  const Tried best = best_of(""), by_hand = best_of(
-                                      ",pipeline=2,tensor=1,replicas=2,schedule=1f1b,memory=zero1,"
-                                      "microbatches=8,recompute=recompute-by-layer,offload=no");
+  const Tried best = best_of(""),
+              by_hand = best_of(
+                  ",pipeline=2,tensor=1,replicas=2,schedule=1f1b,memory=zero1,"
+                  "microbatches=8,recompute=recompute-by-layer,offload=no,loss=no,async-tp=no");
   ASSERT_TRUE(best.fits());
   ASSERT_TRUE(by_hand.fits());
   EXPECT_LE(best.step, by_hand.step);
@@ -244,7 +246,8 @@ TEST_F(SearchTest, WhatIsFixedStays) {
   EXPECT_EQ(
       message("colour=red"),
       "--fix: there is no choice 'colour'; there are pipeline, tensor, replicas, context, experts, "
-      "microbatches, schedule, memory, sequence, vocabulary, recompute, keep, offload");
+      "sequence, vocabulary, microbatches, schedule, memory, recompute, keep, loss, offload, "
+      "async-tp");
   EXPECT_EQ(message("schedule=2f2b"),
             "--fix schedule=2f2b: expected schedules/1f1b, schedules/interleaved-1f1b, "
             "schedules/zb-h1, schedules/zb-h2, schedules/zbv, schedules/dualpipev");
@@ -288,9 +291,16 @@ TEST_F(SearchTest, ContextsAndOffloadingAreTried) {
     })) << way;
   const Found staged =
       found(options(4, "pipeline=4,schedule=1f1b,microbatches=16,tensor=1,context=1,experts=1"));
-  EXPECT_TRUE(std::ranges::any_of(
-      staged.tried, [](const Tried& one) { return one.refused.empty() && one.choice.offload; }));
-  const Found all = found(options(4, "pipeline=1,tensor=1,memory=ddp,context=1,offload=no"));
+  EXPECT_TRUE(std::ranges::any_of(staged.tried, [](const Tried& one) {
+    return one.refused.empty() && one.choice.beside.contains("memory/offload");
+  }));
+  const Found cut = found(options(2, "pipeline=1,tensor=2,sequence=yes,context=1,experts=1"));
+  for (const char* file : {"parts/loss", "parts/async-tp"})
+    EXPECT_TRUE(std::ranges::any_of(cut.tried, [&](const Tried& one) {
+      return one.refused.empty() && one.choice.beside.contains(file);
+    })) << file;
+  const Found all =
+      found(options(4, "pipeline=1,tensor=1,memory=ddp,context=1,offload=no,loss=no,async-tp=no"));
   EXPECT_TRUE(all.ended);
   const auto with_experts =
       std::ranges::count_if(all.tried, [](const Tried& one) { return one.choice.experts > 1; });
@@ -334,6 +344,15 @@ TEST_F(SearchTest, SpacesAreChecked) {
             "'memory' is 'd', which the list above has not");
   EXPECT_EQ(message(lists + "begin: [{pipeline: 0}]\n"),
             "'pipeline' must be a whole number from 1 on, not '0'");
+  const std::string begin = "begin: [{}]\n";
+  EXPECT_EQ(message(lists + begin + "beside: [d, {e: tensor}]\n"), "ok");
+  EXPECT_EQ(message(lists + begin + "beside: d\n"),
+            "'beside' must be a list of names of the library, not 'd'");
+  EXPECT_EQ(message(lists + begin + "beside: [{e: tensors}]\n"),
+            "'e' needs 'tensors', which is none of pipeline, tensor, replicas, context, experts, "
+            "sequence, vocabulary");
+  EXPECT_EQ(message(lists + begin + "beside: [[e]]\n"),
+            "'beside' has a list in place of a name or of {NAME: CHOICE}");
   EXPECT_EQ(message(lists + "begin: [{depth: 2}]\n"),
             "unknown key 'depth' of a beginning; there are pipeline, tensor, schedule and memory");
 }

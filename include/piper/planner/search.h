@@ -7,6 +7,8 @@
 // in one choice, until none is better: all choices are tried together, as none is good alone.
 #pragma once
 
+#include <set>
+
 #include "piper/inspect/cluster.h"
 #include "piper/planner/compile.h"
 
@@ -22,7 +24,7 @@ struct SearchChoice {
   int64_t keep = 0;       // MiB that a stage keeps of a microbatch, of a way that has a budget
   int64_t context = 1, experts = 1;  // ranks along each axis
   std::string attention;             // how contexts in parts attend: a name of the library
-  bool offload = false;
+  std::set<std::string> beside;      // names of the library that are included, too
   int64_t ranks() const { return pipeline * tensor * replicas * context * experts; }
   auto operator<=>(const SearchChoice&) const = default;
 };
@@ -36,7 +38,12 @@ struct SearchSpace {
   std::vector<std::string> context;            // ways to cut contexts; empty: none is tried
   std::vector<std::string> recompute;          // of one stage, of several; the others for any
   std::string budget;                          // one with a budget; "": none
-  std::string experts, offload;                // likewise
+  std::string experts;                         // likewise
+  struct Beside {                              // is included or not
+    std::string name;
+    std::string needs;  // the axis or choice without which it is not, as "pipeline"; "": none
+  };
+  std::vector<Beside> beside;
   struct Begin {
     int64_t pipeline = 1, tensor = 1;  // tensor 0: the devices of a node
     std::string schedule, memory;

@@ -28,8 +28,6 @@ bool is_possible(const SearchSpace& space, const SearchChoice& choice, int64_t b
   if (choice.experts > 1 && space.experts.empty()) return false;
   const bool has_budget = !choice.recompute.empty() && choice.recompute == space.budget;
   if (has_budget != (choice.keep > 0)) return false;
-  // One stage needs again at once what it keeps.
-  if (choice.offload && (space.offload.empty() || choice.pipeline == 1)) return false;
   // Experts have samples of their own, too.
   if (batch <= 0) return true;
   for (const int64_t part : {choice.replicas, choice.experts, choice.microbatches}) {
@@ -39,12 +37,21 @@ bool is_possible(const SearchSpace& space, const SearchChoice& choice, int64_t b
   return true;
 }
 
+namespace {
+// Returns whether the choice has what the file is beside.
+bool has_place(const SearchSpace::Beside& file, const SearchChoice& choice) {
+  const auto part = std::ranges::find(kParts, file.needs, &ChoicePart::name);
+  return part == std::end(kParts) || part->is_in(choice);
+}
+}  // namespace
+
 void settle(const SearchSpace& space, SearchChoice& choice) {
   if (choice.pipeline == 1) choice.schedule = space.schedules.front();
-  if (choice.pipeline == 1) choice.offload = false;
   if (choice.recompute.empty() || choice.recompute != space.budget) choice.keep = 0;
   if (choice.replicas == 1) choice.memory = space.memory.front();
   if (choice.tensor == 1) choice.sequence = choice.vocabulary = false;
+  for (const SearchSpace::Beside& file : space.beside)
+    if (!has_place(file, choice)) choice.beside.erase(file.name);
   if (choice.context == 1) choice.attention.clear();
   if (choice.context > 1 && choice.attention.empty() && !space.context.empty())
     choice.attention = space.context.front();
@@ -133,10 +140,14 @@ std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoic
     add(choice);
   }
   vary_recompute(space, of, spare, add);
-  for (const auto flag :
-       {&SearchChoice::sequence, &SearchChoice::vocabulary, &SearchChoice::offload}) {
+  for (const auto flag : {&SearchChoice::sequence, &SearchChoice::vocabulary}) {
     SearchChoice choice = of;
     choice.*flag = !(choice.*flag);
+    add(choice);
+  }
+  for (const SearchSpace::Beside& file : space.beside) {
+    SearchChoice choice = of;
+    if (choice.beside.erase(file.name) == 0) choice.beside.insert(file.name);
     add(choice);
   }
   return all;
@@ -160,7 +171,8 @@ std::vector<SearchChoice> beginnings(const SearchSpace& space, int64_t ranks, in
                           .microbatches = begin.pipeline > 1 ? 4 * begin.pipeline : 1,
                           .vocabulary = tensor > 1,
                           .recompute = {},
-                          .attention = {}};
+                          .attention = {},
+                          .beside = {}};
       // With several stages, each keeps its inputs; one stage keeps those of its layers.
       if (recomputes)
         choice.recompute = begin.pipeline > 1 ? space.recompute.back() : space.recompute.front();
@@ -181,6 +193,7 @@ std::vector<std::string> names_of(const SearchSpace& space, const SearchChoice& 
   std::vector<std::string> names;
   if (choice.experts > 1) names.push_back(space.experts);
   if (choice.context > 1) names.push_back(choice.attention);
+  names.insert(names.end(), choice.beside.begin(), choice.beside.end());
   return names;
 }
 
@@ -190,7 +203,6 @@ std::string text_of(const SearchSpace& space, const SearchChoice& choice, const 
   if (choice.tensor > 1) names.emplace_back(choice.sequence ? "tensor/sequence" : "tensor/tensor");
   if (choice.vocabulary) names.emplace_back("tensor/vocabulary");
   if (!choice.recompute.empty()) names.push_back(choice.recompute);
-  if (choice.offload) names.push_back(space.offload);
   std::string includes = yaml::in_quotes(base);
   for (const std::string& name : names) includes += fmt::format(", <{}>", name);
   std::string params = fmt::format("stages: {}, microbatches: {}, dp: {}", choice.pipeline,

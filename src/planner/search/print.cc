@@ -22,24 +22,26 @@ std::string row_of(const Tried& tried) {
 }  // namespace
 
 std::string describe(const SearchChoice& choice) {
-  const auto last = [](const std::string& name) { return name.substr(name.rfind('/') + 1); };
   std::vector<std::string> words;
   if (choice.pipeline > 1)
-    words.push_back(fmt::format("pipeline {} ({})", choice.pipeline, last(choice.schedule)));
+    words.push_back(
+        fmt::format("pipeline {} ({})", choice.pipeline, choices::last_of(choice.schedule)));
   if (choice.tensor > 1)
     words.push_back(fmt::format("tensor {}{}{}", choice.tensor,
                                 choice.sequence ? " + sequence" : "",
                                 choice.vocabulary ? " + vocabulary" : ""));
   if (choice.context > 1)
-    words.push_back(fmt::format("context {} ({})", choice.context, last(choice.attention)));
+    words.push_back(
+        fmt::format("context {} ({})", choice.context, choices::last_of(choice.attention)));
   if (choice.experts > 1) words.push_back(fmt::format("experts {}", choice.experts));
   if (choice.replicas > 1)
-    words.push_back(fmt::format("replicas {} ({})", choice.replicas, last(choice.memory)));
+    words.push_back(
+        fmt::format("replicas {} ({})", choice.replicas, choices::last_of(choice.memory)));
   words.push_back(
       fmt::format("{} microbatch{}", choice.microbatches, choice.microbatches == 1 ? "" : "es"));
-  if (!choice.recompute.empty()) words.push_back(last(choice.recompute));
+  if (!choice.recompute.empty()) words.emplace_back(choices::last_of(choice.recompute));
   if (choice.keep > 0) words.back() += fmt::format(" ({} MiB)", choice.keep);
-  if (choice.offload) words.push_back("offload");
+  for (const std::string& name : choice.beside) words.emplace_back(choices::last_of(name));
   return join(words, ", ");
 }
 

@@ -27,25 +27,24 @@ struct Knob {
   int64_t SearchChoice::*number = nullptr;
   std::string SearchChoice::*word = nullptr;
   bool SearchChoice::*flag = nullptr;
+  std::string_view beside;  // a name of the library that is included or not
 };
-constexpr Knob kKnobs[] = {{"pipeline", &SearchChoice::pipeline},
-                           {"tensor", &SearchChoice::tensor},
-                           {"replicas", &SearchChoice::replicas},
-                           {"context", &SearchChoice::context},
-                           {"experts", &SearchChoice::experts},
-                           {"microbatches", &SearchChoice::microbatches},
+constexpr Knob kKnobs[] = {{"microbatches", &SearchChoice::microbatches},
                            {"schedule", nullptr, &SearchChoice::schedule},
                            {"memory", nullptr, &SearchChoice::memory},
-                           {"sequence", nullptr, nullptr, &SearchChoice::sequence},
-                           {"vocabulary", nullptr, nullptr, &SearchChoice::vocabulary},
                            {"recompute", nullptr, &SearchChoice::recompute},
-                           {"keep", &SearchChoice::keep},
-                           {"offload", nullptr, nullptr, &SearchChoice::offload}};
+                           {"keep", &SearchChoice::keep}};
 
 class Search {
  public:
   Search(const SearchOptions& options, Evaluator evaluator)
-      : options_(options), evaluator_(std::move(evaluator)) {}
+      : options_(options), evaluator_(std::move(evaluator)) {
+    for (const ChoicePart& part : kParts)
+      all_knobs_.push_back({.name = part.name, .number = part.ranks, .flag = part.flag});
+    all_knobs_.insert(all_knobs_.end(), std::begin(kKnobs), std::end(kKnobs));
+    for (const SearchSpace::Beside& file : options.space.beside)
+      all_knobs_.push_back({.name = last_of(file.name), .beside = file.name});
+  }
 
   Result<Found> run() {
     ranks_ = options_.ranks > 0 ? options_.ranks : options_.cluster.size();
@@ -74,11 +73,10 @@ class Search {
   // ---- What stays ----
   Status read_fixed() {
     for (const auto& [name, value] : options_.fixed) {
-      const auto knob = std::find_if(std::begin(kKnobs), std::end(kKnobs),
-                                     [&](const Knob& one) { return one.name == name; });
-      if (knob == std::end(kKnobs)) {
+      const auto knob = std::ranges::find(all_knobs_, name, &Knob::name);
+      if (knob == all_knobs_.end()) {
         std::vector<std::string> names;
-        for (const Knob& one : kKnobs) names.emplace_back(one.name);
+        for (const Knob& one : all_knobs_) names.emplace_back(one.name);
         return fail("--fix: there is no choice '{}'; there are {}", quote_control(name),
                     join(names, ", "))
             .with_code(ExitCode::kUsage);
@@ -127,24 +125,29 @@ class Search {
       const std::vector<std::string> known = words_of(knob);
       // A name may stand without its folder.
       const auto named = std::find_if(known.begin(), known.end(), [&](const std::string& name) {
-        return name == value || name.substr(name.rfind('/') + 1) == value;
+        return name == value || last_of(name) == value;
       });
       if (named == known.end()) return wrong(join(known, ", "));
       values_.*knob.word = *named == kNone ? "" : *named;
     } else {
       if (value != "yes" && value != "no") return wrong("yes or no");
-      values_.*knob.flag = value == "yes";
+      if (knob.flag) values_.*knob.flag = value == "yes";
+      if (value == "yes" && !knob.flag) values_.beside.emplace(knob.beside);
     }
     if (std::find(knobs_.begin(), knobs_.end(), &knob) != knobs_.end())
       return fail("--fix: '{}' is given twice", knob.name).with_code(ExitCode::kUsage);
     knobs_.push_back(&knob);
     return ok_status();
   }
+  static bool includes(const SearchChoice& choice, const Knob& knob) {
+    return choice.beside.contains(std::string(knob.beside));
+  }
   bool keeps(const SearchChoice& choice) const {
     return std::all_of(knobs_.begin(), knobs_.end(), [&](const Knob* knob) {
       if (knob->number) return choice.*knob->number == values_.*knob->number;
       if (knob->word) return choice.*knob->word == values_.*knob->word;
-      return choice.*knob->flag == values_.*knob->flag;
+      if (knob->flag) return choice.*knob->flag == values_.*knob->flag;
+      return includes(choice, *knob) == includes(values_, *knob);
     });
   }
   // Returns the choice with the values that stay; others of the mesh give way.
@@ -153,6 +156,7 @@ class Search {
       if (knob->number) choice.*knob->number = values_.*knob->number;
       if (knob->word) choice.*knob->word = values_.*knob->word;
       if (knob->flag) choice.*knob->flag = values_.*knob->flag;
+      if (includes(values_, *knob)) choice.beside.emplace(knob->beside);
     }
     // What is kept is kept within a budget, and a budget keeps something.
     if (values_.keep > 0 && values_.recompute.empty()) choice.recompute = options_.space.budget;
@@ -376,6 +380,7 @@ class Search {
 
   const SearchOptions& options_;
   const Evaluator evaluator_;
+  std::vector<Knob> all_knobs_;
   int64_t ranks_ = 0, batch_ = 0;
   double memory_ = 0;    // bytes that a plan may take of the smallest device
   SearchChoice values_;  // of what stays

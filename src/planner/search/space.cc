@@ -27,6 +27,31 @@ Result<std::vector<std::string>> read_names(const Node& root, std::string_view k
   return names;
 }
 
+// Each item is a name, or a name and what it needs.
+Result<std::vector<SearchSpace::Beside>> read_beside(const Node& list) {
+  if (!list.is(Node::Kind::kList))
+    return fail(list.at, "'beside' must be a list of names of the library, not {}",
+                yaml::found(list));
+  std::vector<std::string> known;
+  for (const choices::ChoicePart& part : choices::kParts) known.emplace_back(part.name);
+  std::vector<SearchSpace::Beside> files;
+  for (const Node& item : list.items) {
+    if (item.is(Node::Kind::kScalar)) {
+      files.push_back({item.text, ""});
+      continue;
+    }
+    if (!item.is(Node::Kind::kMap) || item.entries.size() != 1)
+      return fail(item.at, "'beside' has {} in place of a name or of {{NAME: CHOICE}}",
+                  yaml::found(item));
+    const yaml::Entry& entry = item.entries.front();
+    if (!std::ranges::count(known, entry.value.text))
+      return fail(entry.value.at, "'{}' needs {}, which is none of {}", entry.key.text,
+                  yaml::found(entry.value), join(known, ", "));
+    files.push_back({entry.key.text, entry.value.text});
+  }
+  return files;
+}
+
 Result<SearchSpace::Begin> read_begin(const Node& node, const SearchSpace& space) {
   PIPER_TRY(check_keys(node, "a beginning", {"pipeline", "tensor", "schedule", "memory"}));
   SearchSpace::Begin begin{1, 1, space.schedules.front(), space.memory.front()};
@@ -50,7 +75,7 @@ Result<SearchSpace::Begin> read_begin(const Node& node, const SearchSpace& space
 Result<SearchSpace> read_root(const Node& root, const std::string& path) {
   PIPER_TRY(check_keys(root, "the space",
                        {"piper_space", "schedules", "memory", "recompute", "budget", "context",
-                        "experts", "offload", "begin"}));
+                        "experts", "beside", "begin"}));
   const yaml::Entry* version = root.find("piper_space");
   if (!version || version->value.text != "1")
     return fail(version ? version->value.at : root.at,
@@ -63,15 +88,16 @@ Result<SearchSpace> read_root(const Node& root, const std::string& path) {
     if (root.find(key)) {
       PIPER_ASSIGN(*names, read_names(root, key));
     }
-  for (const auto& [key, name] : {std::pair("experts", &space.experts),
-                                  {"offload", &space.offload},
-                                  {"budget", &space.budget}})
+  for (const auto& [key, name] : {std::pair("experts", &space.experts), {"budget", &space.budget}})
     if (const yaml::Entry* entry = root.find(key)) {
       if (!entry->value.is(Node::Kind::kScalar))
         return fail(entry->value.at, "'{}' must be a name of the library, not {}", key,
                     yaml::found(entry->value));
       *name = entry->value.text;
     }
+  if (const yaml::Entry* beside = root.find("beside")) {
+    PIPER_ASSIGN(space.beside, read_beside(beside->value));
+  }
   const yaml::Entry* begin = root.find("begin");
   if (!begin || !begin->value.is(Node::Kind::kList) || begin->value.items.empty())
     return fail(begin ? begin->value.at : root.at, "the space needs 'begin', a list of beginnings");
