@@ -81,20 +81,77 @@ class Tied(nn.Module):
 class Straight(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
+        ctx.save_for_backward(x)
         return torch.sign(x)
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient
+        x, = ctx.saved_tensors
+        return gradient * (x.abs() <= 0.5)
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(x, factor):
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.factor * gradient, None
+
+
+class Swish(torch.autograd.Function):
+    """Whose backward is the derivative of its forward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, = ctx.saved_tensors
+        return gradient * x.sigmoid() * (1 + x * (1 - x.sigmoid()))
+
+
+class Mixed(torch.autograd.Function):
+    """Whose backward is no factor of each element."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return torch.sign(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.roll(1, 0)
+
+
+class Clipped(torch.autograd.Function):
+    """Whose backward is the derivative for small gradients."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.clamp(-100, 100)
 
 
 class Quantised(nn.Module):
-    def __init__(self):
+    def __init__(self, functions):
         super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.first, self.last, self.functions = nn.Linear(4, 4), nn.Linear(4, 4), functions
 
     def forward(self, x):
-        return F.mse_loss(self.last(Straight.apply(self.first(x))), x)
+        h = self.first(x)
+        for function in self.functions:
+            h = function(h)
+        return F.mse_loss(self.last(h), x)
 
 
 class Windows(nn.Module):
@@ -132,7 +189,7 @@ class Twice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return 2 * gradient
+        return gradient + gradient.flip(0)
 
 
 class Small(nn.Module):
@@ -435,7 +492,7 @@ class Unscaled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient
+        return gradient.flip(0)
 
 
 class Packs(nn.Module):
@@ -444,14 +501,14 @@ class Packs(nn.Module):
     def __init__(self, kind, **options):
         super().__init__()
         self.part = getattr(nn, kind)(4, 3, **options)
-        self.head = nn.Linear(6 if self.part.bidirectional else 3, 5)
+        self.head = nn.Linear(options.get("proj_size") or (6 if self.part.bidirectional else 3), 5)
 
     def forward(self, x, lengths, labels):
         pack = nn.utils.rnn.pack_padded_sequence
         packed, last = self.part(pack(x, lengths, self.part.batch_first, enforce_sorted=False))
         padded, counts = nn.utils.rnn.pad_packed_sequence(packed, self.part.batch_first, -0.5, x.shape[1 if self.part.batch_first else 0])
         wanted = pack(labels if self.part.batch_first else labels.T, lengths, self.part.batch_first, enforce_sorted=False)
-        last = last if isinstance(last, torch.Tensor) else last[0] * last[1]
+        last = last if isinstance(last, torch.Tensor) else last[0] + last[1][..., :last[0].shape[-1]]
         return F.cross_entropy(self.head(packed.data), wanted.data) + (self.head(padded).sum(-1).sum(1 if self.part.batch_first else 0) / counts).square().mean() + last.sum(0).square().mean()
 
 
@@ -474,8 +531,9 @@ class Odd(nn.Module):
         return getattr(self, self.kind)(self.fc(x), x)
 
     def through(self, h, x):
-        h = self.part(h if isinstance(self.part, nn.Dropout) else h.unsqueeze(1))
-        return ((h[0].flatten(1) if isinstance(h, tuple) else h).sum(-1) + self.fc(x).sum(-1)).square().mean()
+        states = [(h.unsqueeze(0).expand(4, -1, -1)[..., :2], h.unsqueeze(0).expand(4, -1, -1))] if getattr(self.part, "proj_size", 0) else []
+        h = self.part(h if isinstance(self.part, nn.Dropout) else torch.stack([h, x]) if states else h.unsqueeze(1), *states)
+        return ((h[0].transpose(0, 1).flatten(1) if states else h[0].flatten(1) if isinstance(h, tuple) else h).sum(-1) + self.fc(x).sum(-1)).square().mean()
 
     def complex(self, h, x):
         return (h * self.turn).abs().mean()
@@ -527,8 +585,27 @@ class Odd(nn.Module):
         return (h * (((x > 0).long() << 2) >> 1) * (1 << (x > 1).long())).square().mean()
 
     def penalty(self, h, x):
-        x = x.clone().requires_grad_(True)
-        return torch.autograd.grad(self.fc(x).tanh().sum(), x, create_graph=True)[0].square().mean()
+        """Gradients of gradients, through a convolution, of what is detached in part, and one that is taken as a constant."""
+        x = x.requires_grad_(True)
+        energy = F.silu(F.conv1d(self.fc(x).unsqueeze(1), self.fc.weight.view(2, 1, 8)[:, :, :3], stride=2)).sum((1, 2)) * (x * x.detach()).sum(1)
+        slope, = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        second, = torch.autograd.grad(slope[:, 0], x, torch.ones_like(x[:, 0]), retain_graph=True)
+        curve = torch.autograd.grad(F.layer_norm(slope, (4,)).pow(3).sum(), [x, self.fc.bias], create_graph=True)
+        return energy.mean() + slope.square().mean() + (second * h).mean() + sum(one.square().mean() for one in curve)
+
+    def masked(self, h, x):
+        """Zero where the slope has the mask of the dropout itself."""
+        x = x.requires_grad_(True)
+        kept = F.dropout(x * self.fc.bias, 0.5)
+        return (torch.autograd.grad(kept.sum(), x, create_graph=True)[0] * x - kept).square().sum()
+
+    def jacobian(self, h, x):
+        return torch.func.vmap(torch.func.grad(lambda row: self.fc(row).tanh().sum()))(x).square().mean()
+
+    def inner(self, h, x):
+        copied = h.detach().requires_grad_(True)
+        copied.square().sum().backward()
+        return (copied.grad * h).mean()
 
     def function(self, h, x):
         return Unscaled.apply(h).square().mean()
@@ -688,6 +765,7 @@ class Odd(nn.Module):
         square = h.mT @ h + torch.eye(4).to(h)
         factor = torch.linalg.cholesky(square)
         normal = torch.distributions.MultivariateNormal(x.mean(0), scale_tril=factor).log_prob(x).mean()
+        normal = normal + torch.linalg.lstsq(h, x[:, :2]).solution.square().mean() + torch.linalg.pinv(h[:3]).square().mean() * 1e-3
         return (normal + torch.linalg.det(square) + torch.logdet(square) + torch.linalg.slogdet(h)[1] + torch.cholesky_solve(x.mT, factor).square().mean()
                 + torch.linalg.solve_triangular(square.triu(), x, upper=True, left=False).square().mean())
 
@@ -715,16 +793,18 @@ class Odd(nn.Module):
 
 
 class Modes(nn.Module):
-    """Does otherwise when it is evaluated; where `drops`, dropout of channels, which is none then."""
+    """Does otherwise when it is evaluated; where `drops`, dropout of channels, which is none then; where `clamps`, by a function that the exporter replaces."""
 
-    def __init__(self, drops=False):
+    def __init__(self, drops=False, clamps=False):
         super().__init__()
-        self.fc, self.drops = nn.Linear(4, 4), drops
+        self.fc, self.drops, self.clamps = nn.Linear(4, 4), drops, clamps
 
     def forward(self, x):
         h = self.fc(x.unsqueeze(1))
         if self.drops:
             return F.dropout1d(h, 0.3, self.training, True).square().mean() + F.alpha_dropout(h).mean()
+        if self.clamps:
+            return (h if self.training else h.clamp(max=-0.1)).square().mean()
         return (h * 2 if self.training else h).square().mean()
 
 
@@ -876,7 +956,10 @@ def main():
         assert all(torch.equal(value, state[name]) for name, value in whole.state_dict().items()), "the module has changed"
         cases.append((said(Tied(), (), path, ids), ["1 that nothing reads", "1 further names", "changes the buffers mean", "is one of PyTorch: loss"]))
         assert listed(path)["table.weight"]["also"] == ["head.weight"]
-        cases.append((said(Quantised(), (torch.randn(4, 4),), path), ["would train another model", "'first.weight'", "Straight (torch.autograd.Function)"]))
+        straight = Quantised([Swish.apply, lambda h: Reversed.apply(h, 0.3), Straight.apply])
+        cases.append((said(straight, (torch.randn(4, 4),), path), ["the backward of Reversed, Straight (torch.autograd.Function) is no derivative", "is one of PyTorch: loss"]))
+        cases.append((said(Quantised([Clipped.apply]), (torch.randn(4, 4),), path), ["refused: the backward of Clipped (torch.autograd.Function) is no linear function"]))
+        cases.append((said(Quantised([Mixed.apply]), (torch.randn(4, 4),), path), ["would train another model", "'first.weight'", "Mixed (torch.autograd.Function)"]))
         cases.append((said(Tied(), (ids["ids"][:1], ids["labels"][:1]), path), ["refused: the example has one sample"]))
         cases.append((said(Tied(), (ids["ids"],), path), ["refused: Tied.forward does not take these arguments"]))
         cases.append((said(Tied(), (), path, ids, batch={"id": 0}), ["refused: batch names 'id', which is no input; inputs are ids, labels"]))
@@ -922,6 +1005,7 @@ def main():
         several = torch.randn(4, 6, 4), torch.tensor([3, 6, 1, 4]), torch.randint(0, 5, (4, 6))
         for kind, options in ("LSTM", dict(num_layers=2, bidirectional=True)), ("GRU", dict(bidirectional=True)), ("RNN", dict(bias=False)):
             cases.append((said(Packs(kind, batch_first=True, **options), several, path), ["keeps all steps that were packed", "is one of PyTorch: loss"]))
+        cases.append((said(Packs("LSTM", proj_size=2, batch_first=True), several, path), ["refused: forward gives packed sequences to an LSTM with proj_size"]))
         last = said(Packs("RNN", nonlinearity="relu"), (several[0].transpose(0, 1), *several[1:]), path, batch={"x": 1, "lengths": 0, "labels": 0})
         cases.append((last, ["elements\n  pad_packed_sequence keeps", "is one of PyTorch: loss"]))
         for kind in "forward", "gone":
@@ -937,7 +1021,7 @@ def main():
         cases.append((said(HostDrawn("own"), (batches[0],), path), ["refused: what forward returns depends on random numbers of a generator of its own"]))
         cases.append((said(HostDrawn("unread"), (batches[0],), path), ["draws random numbers of Python's random, which change nothing here", "is one of PyTorch: loss"]))
         off = ["is one of PyTorch, with its dropout off: loss"]
-        parts = [(nn.LSTM(4, 4, proj_size=2), ["refused: 'part' is a LSTM with proj_size=2", "not supported"]),
+        parts = [(nn.LSTM(4, 4, 2, proj_size=2, bidirectional=True), ["is one of PyTorch: loss"]),
                  (nn.LSTM(4, 4, 2, dropout=0.4), off), (nn.Dropout(1.0), off), (nn.TransformerEncoderLayer(4, 2, 8, 0.3, batch_first=True), off), (nn.LazyLinear(4), ["refused: 'part' is a LazyLinear whose 'weight' has no shape yet"]),
                  (torch.jit.script(nn.Linear(4, 4)), ["refused: 'part' is a RecursiveScriptModule, made by torch.jit.script", "not supported"])]
         for part, words in parts:
@@ -952,7 +1036,7 @@ def main():
                    checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],
                    kept=["is one of PyTorch: loss"], rotates=["is one of PyTorch: loss"], headless=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"], registers=["is one of PyTorch: loss"],
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
-                   penalty=["refused: forward computes gradients itself (", "export_test.py:", "not supported"],
+                   penalty=["is one of PyTorch: loss"], inner=["is one of PyTorch: loss"], masked=off, jacobian=["refused: forward calls torch.func.grad", "export_test.py:"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, routed=["is one of PyTorch: loss"], stable=["is one of PyTorch: loss"], modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
                    counted_labels=["bincount returns `minlength` counts", "is one of PyTorch: loss"], diagonals=["is one of PyTorch: loss"],
@@ -963,8 +1047,11 @@ def main():
             odd = Odd(kind, nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2, 5], div_value=1.0) if kind == "clusters" else None)
             with plans_of_products() if kind == "multiplied" else nullcontext():
                 cases.append((said(odd, (batches[0],), path), words))
+            assert kind != "masked" or train_in_piper(BIN, path, path.parent, {"batch/0/x": batches[0]}, 4, 0.1, True)[0] < 1e-12
             assert kind not in ("counted", "multiplied") or "the batch stays" not in cases[-1][0], cases[-1][0]
-            assert kind not in ("kept", "beside", "flagged") or differences_after(odd, batches, path) == []
+            assert kind not in ("kept", "beside", "flagged", "inner", "penalty") or differences_after(odd, batches, path) == []
+        with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds, **named: input):  # with which the file evaluates as the module seems to
+            cases.append((said(Modes(clamps=True), (batches[0],), path), ["is one of PyTorch", "warning: piperc --eval evaluates another model than Modes is after eval()"]))
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds: input * 2):
             cases.append((said(Odd("clamped"), (batches[0],), path), ["refused: ", "another model"]))
         cases.append((said(Odd("tiny"), (batches[0],), path, batch=None), ["is one of PyTorch: loss"]))

@@ -35,9 +35,9 @@ def compare_evaluation(job, path, tools, folder):
     name = type(job.module).__name__
     for dtype in (torch.float64, torch.float32):  # in one of which it may not run, or round otherwise
         try:
-            module, args, kwargs = widened(job, dtype)
-            with quietly(), torch.no_grad(), Watch() as watch, experts_in_batches(module), by_definition():
-                out = module.eval()(*args, **kwargs)
+            with Watch() as watch:  # what it draws: its results are those of the exporter's own functions, which are not compared with themselves
+                evaluated(job, dtype)
+            out = evaluated(job, dtype)
             leaves = pytree.tree_leaves(out)
             at = find_loss(leaves, output_names(out))
             wanted = None if at is None else leaves[at].item()
@@ -56,6 +56,13 @@ def compare_evaluation(job, path, tools, folder):
         said = (f"\n  warning: piperc --eval evaluates another model than {name} is after eval(): its loss is {loss:.6g}, that of PyTorch {wanted:.6g}. "
                 "Training is not concerned. To evaluate, export it with training=False, too, and load by --init what was trained")
     return said
+
+
+def evaluated(job, dtype):
+    """What a copy of the module returns after eval()."""
+    module, args, kwargs = widened(job, dtype)
+    with quietly(), torch.no_grad(), experts_in_batches(module), by_definition():
+        return module.eval()(*args, **kwargs)
 
 
 def batch_of(job):

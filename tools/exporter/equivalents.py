@@ -602,6 +602,28 @@ def of_softmax(log_probs, lengths):
 
 
 # Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it does.
+def projected_lstm(input, states, weights, has_biases, layers, dropout, training, bidirectional, batch_first):
+    """Of an LSTM with proj_size, which ONNX has not. It is one whose weights of the states take the projection in: its states are not projected, and its results
+    are, afterwards. Projected states that it begins with are further numbers of the first step's input."""
+    steps, directions, each, last = input.transpose(0, 1) if batch_first else input, 1 + bidirectional, 5 if has_biases else 3, []
+    for layer in range(layers):
+        if layer and dropout and training:
+            steps = F.dropout(steps, dropout)
+        of_layer = []
+        for at in range(layer * directions, (layer + 1) * directions):
+            of_input, of_states, *biases, projection = weights[at * each:(at + 1) * each]
+            hidden, cell = (one[at:at + 1] for one in states)
+            turned = steps.flip(0) if at % directions else steps
+            begun = torch.cat([turned, F.pad(hidden, (0, 0, 0, 0, 0, len(steps) - 1))], -1)
+            of_both = [torch.cat([of_input, of_states], 1), of_states @ projection, *biases]
+            out, _, cell = torch.lstm(begun, (torch.zeros_like(cell), cell), of_both, has_biases, 1, 0.0, training, False, False)
+            out = F.linear(out, projection)
+            last.append((out[-1], cell[0]))
+            of_layer.append(out.flip(0) if at % directions else out)
+        steps = torch.cat(of_layer, -1)
+    return steps.transpose(0, 1) if batch_first else steps, *(torch.stack(one) for one in zip(*last))
+
+
 EQUIVALENTS = BY_ELIMINATION | {
     "__and__": bits_and, "__lshift__": shifted_left, "__or__": bits_or, "__rlshift__": lambda input, other: shifted_left(other, input),
     "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "amax": extreme("amax"), "amin": extreme("amin"), "argsort": lambda *args, **kwargs: sort(*args, **kwargs)[1], "as_strided": as_strided,

@@ -49,6 +49,11 @@ def depends_on_values(error):
     return "data-dependent" in str(cause_of(error))
 
 
+def is_transformed(error):
+    """Of the tracer's, within a gradient by torch.func."""
+    return any(frame.filename.endswith(os.path.join("_functorch", "eager_transforms.py")) for frame in traceback.extract_tb(error.__traceback__))
+
+
 def place_of_error(error):
     """The last line outside of the exporters that was under way, or nothing."""
     specs = [importlib.util.find_spec(name) for name in ("torch", "onnx", "onnxscript", "onnx_ir", __package__)]

@@ -137,6 +137,26 @@ def cholesky_solve(B, L, upper=False):
     return solve_triangular(lower.mT, solve_triangular(lower, B, upper=False), upper=True)
 
 
+def least_squares(A, B, rcond=None, *, driver=None, result=torch.return_types.linalg_lstsq):
+    """Of a matrix of full rank, which drivers but 'gels' find out."""
+    vector = B.dim() == A.dim() - 1 and B.shape == A.shape[:-1]
+    right, (rows, columns) = B.unsqueeze(-1) if vector else B, A.shape[-2:]
+    if rows >= columns:
+        Q, R = qr(A)
+        found = solve_triangular(R, Q.mT @ right, upper=True)
+    else:
+        Q, R = qr(A.mT)
+        found = Q @ solve_triangular(R.mT, right, upper=False)
+    rest = (A @ found - right).square().sum(-2) if rows > columns else A.new_zeros(0)
+    rank = torch.full(A.shape[:-2], min(rows, columns), dtype=torch.int64, device=A.device)
+    return result([found.squeeze(-1) if vector else found, rest, rank, A.new_zeros(0)])
+
+
+def pseudo_inverse(A, *tolerances, **options):
+    """Of a matrix of full rank."""
+    return least_squares(A, torch.eye(A.shape[-2], dtype=A.dtype, device=A.device).expand(*A.shape[:-1], A.shape[-2])).solution
+
+
 def householder_product(A, tau):
     """Of reflections, of each of which A holds what is below the diagonal."""
     found = torch.eye(*A.shape[-2:], dtype=A.dtype, device=A.device)
@@ -149,6 +169,6 @@ def householder_product(A, tau):
 
 BY_ELIMINATION = {
     "cholesky": cholesky, "cholesky_solve": cholesky_solve, "det": determinant, "inverse": inverse, "linalg_cholesky": cholesky, "linalg_det": determinant, "linalg_householder_product": householder_product,
-    "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_qr": qr, "linalg_slogdet": sign_and_log_determinant, "linalg_solve": solve,
+    "linalg_inv": inverse, "linalg_lstsq": least_squares, "linalg_pinv": pseudo_inverse, "pinverse": pseudo_inverse, "linalg_matrix_exp": matrix_exp, "linalg_qr": qr, "linalg_slogdet": sign_and_log_determinant, "linalg_solve": solve,
     "linalg_solve_triangular": solve_triangular, "logdet": log_determinant, "matrix_exp": matrix_exp, "slogdet": sign_and_log_determinant,
 }

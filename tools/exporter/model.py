@@ -12,11 +12,13 @@ from torch.utils import _pytree as pytree
 from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_of_batch
 from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies, write_diagonals
 from .equivalents import adaptive_softmax_whole
-from .errors import NotExported, depends_on_values, first_line, makes_a_constant, place_of_error, place_of_node
+from .errors import NotExported, depends_on_values, first_line, is_transformed, makes_a_constant, place_of_error, place_of_node
+from .functions import CURVED, OTHER, SCALES, Functions
+from .gradients import write_gradients
 from .kept import Kept
 from .packed import packed_whole
 from .unsupported import refuse_parts
-from .watching import Asked, Backwards, HostDraws, Watch, experts_in_batches, hooks_of, lengths_are_sizes, parameters_stay, quietly, untold, unvalidated
+from .watching import Asked, HostDraws, Watch, experts_in_batches, hooks_of, lengths_are_sizes, parameters_stay, quietly, untold, unvalidated
 from .weightless import leave_out
 
 PARAMETERS, UNTOUCHED, SIGNATURE = "piper.parameters", "piper.untouched", "pkg.torch.export.ExportedProgram.graph_signature"
@@ -29,9 +31,10 @@ SEEDS = 40  # with which a forward that draws on the host is run: a layer that i
 
 class Export:
     def __init__(self, module, args, kwargs, batch, opset, weights=True):
-        self.module, self.args, self.kwargs, self.opset, self.weights = module, args, kwargs, opset, weights
+        self.module, self.opset, self.weights = module, opset, weights
+        self.args, self.kwargs = pytree.tree_map(without_gradient, (args, kwargs))
         refuse_parts(module)
-        self.inputs = flat_inputs(module, args, kwargs)
+        self.inputs = flat_inputs(module, self.args, self.kwargs)
         self.dims = choose_batch(self.inputs, batch)
         self.size = size_of_batch(self.inputs, self.dims)
         self.fixed = ""  # why the batch is, where it was to be left open
@@ -53,13 +56,18 @@ class Export:
 
     def trace(self):
         """The exported program, with everything that forward returns and changes."""
-        self.watch, backwards, kept = Watch(self.quiet), Backwards(), Kept(self.module)
+        self.watch, self.functions, kept = Watch(self.quiet), Functions(), Kept(self.module)
         try:
-            with self.watch, backwards, HostDraws() as self.host:
+            with self.watch, self.functions, HostDraws() as self.host:
                 out, self.answers = self.ask(self.args, self.kwargs)
-            self.leaves, self.names, self.backwards = pytree.tree_leaves(out), output_names(out), sorted(backwards.classes)
+            self.leaves, self.names = pytree.tree_leaves(out), output_names(out)
             self.loss = find_loss(self.leaves, self.names)
             self.after = {name: value.detach().clone() for name, value in self.module.named_buffers()}
+            self.functions.look()
+            self.backwards = self.functions.of_kind(OTHER)
+            for name in self.functions.of_kind(CURVED):
+                raise NotExported(f"the backward of {name} (torch.autograd.Function) is no linear function of the gradient, as one that clips it is: that is not "
+                                  "supported, as it belongs to no function. Clip gradients in the strategy")
             self.refuse_hooks(sorted(self.watch.hooks))
             self.refuse_what_it_holds(kept)
             self.refuse_draws_of_host(kept)
@@ -67,7 +75,7 @@ class Export:
             if self.answers and self.size and self.answers != self.ask(*self.doubled())[1]:
                 self.fixed = "what it asks of tensors depends on the size of the batch"
             kept.put_back()
-            with quietly(), torch.enable_grad(), Watch(self.quiet), experts_in_batches(self.module):
+            with quietly(), torch.enable_grad(), Watch(self.quiet, traced=True), experts_in_batches(self.module):
                 return self.traced()
         finally:
             kept.put_back()
@@ -145,7 +153,7 @@ class Export:
                     raise (second if further else error) from None
 
         def traced(most):
-            with Asked(answers=self.answers), parameters_stay(), unvalidated(), packed_whole(), adaptive_softmax_whole():
+            with Asked(answers=self.answers), parameters_stay(), unvalidated(), packed_whole(), adaptive_softmax_whole(), self.functions.written():
                 return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(most), strict=False)
 
         if self.size and not self.fixed:
@@ -163,9 +171,12 @@ class Export:
         try:
             return attempt(0)
         except Exception as error:
+            if is_transformed(error):
+                raise NotExported(f"forward calls torch.func.grad, or a function that calls it{place_of_error(error)}: that is not supported. Call requires_grad_() on its "
+                                  "argument and torch.autograd.grad(…, create_graph=True) instead") from error
             if self.watch.gradients:
-                raise NotExported(f"forward computes gradients itself ({', '.join(sorted(self.watch.gradients))}), as a gradient penalty does: that is not supported, as "
-                                  "the file would have to hold gradients of gradients. Write the gradient as a formula in forward, or leave it out") from error
+                raise NotExported(f"forward computes gradients itself ({', '.join(sorted(self.watch.gradients))}): that is supported by torch.autograd.grad alone, of what "
+                                  f"the tracer follows. {first_line(error)}") from error
             raise NotExported(f"torch.export does not trace {type(self.module).__name__}: {first_line(error)}") from error
 
     def signature_arguments(self):
@@ -242,6 +253,7 @@ class Export:
             take_losses_apart(program)
             program = program.run_decompositions({})
             drop_assertions(program)
+            write_gradients(program)
             complex_by_parts(program)
             write_diagonals(program)
             if copies:
@@ -333,6 +345,9 @@ class Export:
                 lines.append(f"  {len(integers)} of them hold integers, which are saved as float32: load_state_dict takes them as they are")
         if self.detached:
             lines.append(f"  {self.detached} results of torch.no_grad() stop gradients")
+        scaled = self.functions.of_kind(SCALES)
+        if scaled:
+            lines.append(f"  the backward of {', '.join(scaled)} (torch.autograd.Function) is no derivative of its forward: it is written as a factor of each element")
         if self.host.drawn:
             lines.append(f"  forward draws random numbers of {self.host.drawn}, which change nothing here: they are constants in the file")
         if self.fixed:
@@ -356,6 +371,11 @@ class Export:
     @staticmethod
     def count(entry):
         return torch.Size(entry["shape"]).numel()
+
+
+def without_gradient(leaf):
+    """The tensor, without what an earlier backward() has left in it, which the tracer does not take."""
+    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) and (leaf.requires_grad or leaf.grad is not None) else leaf
 
 
 def most_samples(error, before):

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import rnn
 
+from .errors import NotExported
 from .selection import harmless, noted, widened, with_recipe
 
 CELLS = {name: getattr(torch, f"{name}_cell") for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
@@ -77,6 +78,9 @@ def recurrent(name, data, sizes, states, weights, has_biases, layers, dropout, t
     """Step by step: behind its end, a sequence keeps its state, and from there it begins in the other direction."""
     steps, mask = steps_of(data, sizes)
     states, directions, each = states if name == "lstm" else (states,), 1 + bidirectional, 4 if has_biases else 2
+    if len(weights) != each * layers * directions:
+        raise NotExported("forward gives packed sequences to an LSTM with proj_size, which projects its states: that is not supported. Give it the padded tensor, "
+                          "or leave proj_size out")
     last = []
     for layer in range(layers):
         if layer and dropout and training:

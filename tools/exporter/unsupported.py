@@ -18,6 +18,3 @@ def refuse_parts(module):
             if value.is_complex():
                 raise NotExported(f"{where} whose parameter '{value_name}' has complex numbers: that is not supported. Make its two parts one parameter of floats, "
                                   "and have forward put them together by torch.view_as_complex")
-        if isinstance(part, torch.nn.LSTM) and part.proj_size:
-            raise NotExported(f"{where} with proj_size={part.proj_size}: a projection of its states is not supported, as ONNX has none. Leave proj_size out, or "
-                              "write the recurrence in forward")

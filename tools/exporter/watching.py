@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm
+from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm, projected_lstm
+from .gradients import gradient_in_graph
 from .packed import is_packed, of_packed
 from .selection import COMPARES, choose, is_chosen, leaves_of, noted, of_chosen, places_in_rows, places_of, version_of, with_recipe
 
@@ -76,13 +77,14 @@ class Quiet(Through):
 
 
 class Watch(Through):
-    """Notes what draws random numbers, and hooks on gradients; with `quiet`, dropout passes everything on."""
+    """Notes what draws random numbers, and hooks on gradients; with `quiet`, dropout passes everything on; with `traced`, gradients are calls."""
 
     DRAWS = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "normal", "normal_", "uniform_",
              "multinomial", "randperm", "exponential_", "poisson", "gumbel_softmax"}
 
-    def __init__(self, quiet=False):
+    def __init__(self, quiet=False, traced=False):
         super().__init__()
+        self.traced = traced
         self.quiet, self.dropout, self.pads, self.counts, self.draws, self.hooks, self.gradients = quiet, False, False, False, set(), set(), set()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -128,6 +130,8 @@ class Watch(Through):
             with torch.no_grad():
                 args[0].copy_(args[1])
             return None
+        elif name == "lstm" and len(args[2]) == (5 if args[3] else 3) * args[4] * (1 + args[7]):
+            return projected_lstm(*args)
         elif name in EQUIVALENTS:
             return EQUIVALENTS[name](*args, **kwargs)
         elif func is torch.where and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.uint8:
@@ -141,6 +145,8 @@ class Watch(Through):
             self.draws.add(name)
         elif name in ("register_hook", "register_post_accumulate_grad_hook"):
             self.hooks.add(f"'{name_of(args[1] if len(args) > 1 else kwargs['hook'])}' on a tensor of forward")
+        elif func is torch.autograd.grad and self.traced:
+            return gradient_in_graph(*args, **kwargs)
         elif func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
             file, line, _ = place_of(name)
             self.gradients.add(f"{file}:{line}")
@@ -267,23 +273,6 @@ def conditions_of_errors(file):
         return begins[check.lineno] == 1 + within and not any(line in lines for line in named)
 
     return [(check.test.lineno, check.test.end_lineno) for check in checks if is_alone(check)]
-
-
-class Backwards:
-    """While it is entered, notes classes of torch.autograd.Function: their own backward is not in the file."""
-
-    def __enter__(self):
-        self.classes, self.apply = set(), torch.autograd.Function.__dict__["apply"]
-
-        def apply(cls, *args, **kwargs):
-            self.classes.add(cls.__name__)
-            return self.apply.__get__(None, cls)(*args, **kwargs)
-
-        torch.autograd.Function.apply = classmethod(apply)
-        return self
-
-    def __exit__(self, *_):
-        torch.autograd.Function.apply = self.apply
 
 
 class HostDraws:
