@@ -356,7 +356,7 @@ class Asks(nn.Module):
         self.last = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4), orthogonal_map="cayley")
 
     def forward(self, x):
-        if (x if self.values else torch.ones(3)).any():
+        if (x if self.values else torch.ones(3)).sum() > -99:
             x = x * torch.tensor([2.0, 3.0]).max().item() + x.mean(torch.arange(1, x.dim()).tolist(), keepdim=True)
         turned = torch.view_as_complex(self.fc(x).unflatten(-1, (2, 2))).unsqueeze(1) * torch.polar(torch.ones(2), torch.tensor([0.1, 0.2]))
         return F.mse_loss(self.last(torch.view_as_real(turned).flatten(1)), x)
@@ -598,6 +598,16 @@ class Odd(nn.Module):
         x = x.requires_grad_(True)
         kept = F.dropout(x * self.fc.bias, 0.5)
         return (torch.autograd.grad(kept.sum(), x, create_graph=True)[0] * x - kept).square().sum()
+
+    def some(self, h, x):
+        """What is done with elements that a mask chooses, if there are any: the last batch has none."""
+        mask = (x > 0.5) & (x < 3)
+        if mask.any() and not mask.all():
+            h[mask] = h[mask].square() + 1
+        return h.square().mean() + self.fc.bias.clamp(-1, 0.5).square().sum()
+
+    def none(self, h, x):
+        return (h.square() if (x > 100).any() else h).mean()
 
     def jacobian(self, h, x):
         return torch.func.vmap(torch.func.grad(lambda row: self.fc(row).tanh().sum()))(x).square().mean()
@@ -1005,7 +1015,7 @@ def main():
         several = torch.randn(4, 6, 4), torch.tensor([3, 6, 1, 4]), torch.randint(0, 5, (4, 6))
         for kind, options in ("LSTM", dict(num_layers=2, bidirectional=True)), ("GRU", dict(bidirectional=True)), ("RNN", dict(bias=False)):
             cases.append((said(Packs(kind, batch_first=True, **options), several, path), ["keeps all steps that were packed", "is one of PyTorch: loss"]))
-        cases.append((said(Packs("LSTM", proj_size=2, batch_first=True), several, path), ["refused: forward gives packed sequences to an LSTM with proj_size"]))
+        cases.append((said(Packs("LSTM", proj_size=2, batch_first=True), several, path), ["refused: ", "forward gives packed sequences to an LSTM with proj_size"]))
         last = said(Packs("RNN", nonlinearity="relu"), (several[0].transpose(0, 1), *several[1:]), path, batch={"x": 1, "lengths": 0, "labels": 0})
         cases.append((last, ["elements\n  pad_packed_sequence keeps", "is one of PyTorch: loss"]))
         for kind in "forward", "gone":
@@ -1036,7 +1046,8 @@ def main():
                    checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],
                    kept=["is one of PyTorch: loss"], rotates=["is one of PyTorch: loss"], headless=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"], registers=["is one of PyTorch: loss"],
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
-                   penalty=["is one of PyTorch: loss"], inner=["is one of PyTorch: loss"], masked=off, jacobian=["refused: forward calls torch.func.grad", "export_test.py:"],
+                   penalty=["is one of PyTorch: loss"], inner=["is one of PyTorch: loss"], masked=off, some=["is one of PyTorch: loss", "forward asks whether a mask has such an element (", "export_test.py:"],
+                   none=["depends on values that inputs or parameters decide: return (h.square() if (x > 100).any() else h)"], jacobian=["refused: forward calls torch.func.grad", "export_test.py:"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, routed=["is one of PyTorch: loss"], stable=["is one of PyTorch: loss"], modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
                    counted_labels=["bincount returns `minlength` counts", "is one of PyTorch: loss"], diagonals=["is one of PyTorch: loss"],
@@ -1048,6 +1059,7 @@ def main():
             with plans_of_products() if kind == "multiplied" else nullcontext():
                 cases.append((said(odd, (batches[0],), path), words))
             assert kind != "masked" or train_in_piper(BIN, path, path.parent, {"batch/0/x": batches[0]}, 4, 0.1, True)[0] < 1e-12
+            assert kind != "some" or differences_after(odd, [batches[0], -batches[0].abs(), batches[1]], path) == []
             assert kind not in ("counted", "multiplied") or "the batch stays" not in cases[-1][0], cases[-1][0]
             assert kind not in ("kept", "beside", "flagged", "inner", "penalty") or differences_after(odd, batches, path) == []
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds, **named: input):  # with which the file evaluates as the module seems to

@@ -61,7 +61,7 @@ def compare_evaluation(job, path, tools, folder):
 def evaluated(job, dtype):
     """What a copy of the module returns after eval()."""
     module, args, kwargs = widened(job, dtype)
-    with quietly(), torch.no_grad(), experts_in_batches(module), by_definition():
+    with quietly(), torch.set_grad_enabled(bool(job.watch.gradients)), experts_in_batches(module), by_definition():
         return module.eval()(*args, **kwargs)
 
 

@@ -33,6 +33,8 @@ def attention_of_four_dims(attention, bound):
 def clamp(input, min=None, max=None, **others):
     """The elements within bounds that are tensors, which torch.onnx writes as Max and Min: these share the gradient of equal ones."""
     if not any(isinstance(bound, torch.Tensor) for bound in (min, max)):
+        if input.is_floating_point():  # torch.onnx takes no two bounds of two types
+            min, max = (float(bound) if type(bound) is int else bound for bound in (min, max))
         return torch.clamp(input, min, max, **others)
     if isinstance(min, torch.Tensor) and isinstance(max, torch.Tensor):
         min = torch.where(min == max, min.detach(), min)  # in PyTorch, a lower bound that is the upper one has no gradient

@@ -117,7 +117,7 @@ class Export:
         with quietly(), torch.enable_grad(), asked:
             try:
                 out = self.module(*args, **kwargs)
-                self.asks_finite, self.checks = asked.asks_finite, asked.checks
+                self.asks_finite, self.checks, self.asks_found = asked.asks_finite, asked.checks, asked.asks_found
                 return out, asked.answered()
             except Exception as error:
                 if not type(error).__module__.startswith("torch._dynamo"):
@@ -362,6 +362,9 @@ class Export:
             lines.append("  without their values, for piperc --dry-run; not compared with PyTorch")
         if self.asks_finite:
             lines.append("  forward asks whether numbers are finite: in the file they are as on the example batch")
+        if self.asks_found:
+            lines.append(f"  forward asks whether a mask has such an element ({', '.join(sorted(self.asks_found)[:4])}): the file has the way of the example batch, on which it "
+                         "has, also for masks without one")
         if self.checks:
             lines.append(f"  forward checks values and raises errors ({', '.join(sorted(self.checks)[:4])}): the file does not")
         if self.loss is None:

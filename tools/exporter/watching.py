@@ -159,7 +159,8 @@ class Asked(TorchFunctionMode):
     """Notes what forward asks of tensors, a number for a branch say, and answers the same to the tracer, which knows no values: where it is
     asked of constants alone, neither of `open` tensors, which other batches and steps change, nor of what is made or drawn beside them. Buffers
     that forward leaves as they are, flags say, are constants, too. Whether numbers are finite is taken to be answered alike, as a step in which
-    they are not is no step to learn from; and so is what decides between an error and all else."""
+    they are not is no step to learn from; and so is what decides between an error and all else, and whether a mask has an element that is true (or
+    one that is false) where it has one: what is done with such elements alone is done with none of them, too."""
 
     QUESTIONS = {"item", "__bool__", "__int__", "__float__", "__index__", "tolist", "is_nonzero", "equal", "allclose"}
     FINITE, OF_FINITE = {"isfinite", "isinf", "isnan"}, {"all", "any", "logical_not", "__invert__", "bitwise_not", "logical_or", "logical_and", "__or__", "__and__"}
@@ -171,6 +172,7 @@ class Asked(TorchFunctionMode):
         for k, value in [*((None, value) for value in open), *((k, value) for k, (value, *_) in enumerate(self.buffers))]:
             self.depends(value, {k})
         self.finite, self.asks_finite, self.checks = {}, False, set()
+        self.found, self.asks_found = {}, set()  # what any() and all() have returned, and where they are asked
         self.tracing, self.answers = answers is not None, {place: list(each) for place, each in (answers or {}).items()}
 
     def depends(self, value, on):
@@ -194,12 +196,17 @@ class Asked(TorchFunctionMode):
         depends = depends.union(*(self.open[memory][1] for memory in memories if memory in self.open))
         if name in self.FINITE or name in self.OF_FINITE and memories and all(memory in self.finite for memory in memories):
             self.finite[memory_of(out)] = out
+        if name in ("any", "all") and isinstance(out, torch.Tensor) and out.dim() == 0:
+            self.found[memory_of(out)] = out, name == "any"
         if name in self.QUESTIONS:
             if depends and all(memory in self.finite for memory in memories):
                 depends, self.asks_finite = set(), True
             elif depends and is_of_check(place_of(name)):
                 depends = set()
                 self.checks.add("{}:{}".format(*place_of(name)))
+            elif depends and len(memories) == 1 and memories[0] in self.found and bool(out) is self.found[memories[0]][1]:
+                depends = set()
+                self.asks_found.add("{}:{}".format(*place_of(name)))
             numbers = pytree.tree_leaves(out) if name == "tolist" else [out]
             self.answers.setdefault(place_of("item" if name == "tolist" else name), []).extend((number, depends) for number in numbers)
         elif depends:
