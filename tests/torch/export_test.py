@@ -606,6 +606,10 @@ class Odd(nn.Module):
             h[mask] = h[mask].square() + 1
         return h.square().mean() + self.fc.bias.clamp(-1, 0.5).square().sum()
 
+    def four(self, h, x):
+        """Of four samples, and it asks a constant."""
+        return (h @ h.mT * torch.eye(4).to(h) * torch.tensor(2.0).item()).mean()
+
     def none(self, h, x):
         return (h.square() if (x > 100).any() else h).mean()
 
@@ -1046,7 +1050,7 @@ def main():
                    checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],
                    kept=["is one of PyTorch: loss"], rotates=["is one of PyTorch: loss"], headless=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"], registers=["is one of PyTorch: loss"],
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
-                   penalty=["is one of PyTorch: loss"], inner=["is one of PyTorch: loss"], masked=off, some=["is one of PyTorch: loss", "forward asks whether a mask has such an element (", "export_test.py:"],
+                   penalty=["is one of PyTorch: loss"], inner=["is one of PyTorch: loss"], masked=off, four=["the batch stays 4: the module does not take another (The size of tensor a (8)", "is one of PyTorch: loss"], some=["is one of PyTorch: loss", "forward asks whether a mask has such an element (", "export_test.py:"],
                    none=["depends on values that inputs or parameters decide: return (h.square() if (x > 100).any() else h)"], jacobian=["refused: forward calls torch.func.grad", "export_test.py:"],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, routed=["is one of PyTorch: loss"], stable=["is one of PyTorch: loss"], modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],

@@ -72,8 +72,8 @@ class Export:
             self.refuse_what_it_holds(kept)
             self.refuse_draws_of_host(kept)
             kept.put_back()
-            if self.answers and self.size and self.answers != self.ask(*self.doubled())[1]:
-                self.fixed = "what it asks of tensors depends on the size of the batch"
+            if self.answers and self.size and not self.fixed:
+                self.fixed = self.reason_for_this_size()
             kept.put_back()
             with quietly(), torch.enable_grad(), Watch(self.quiet, traced=True), experts_in_batches(self.module):
                 return self.traced()
@@ -124,6 +124,13 @@ class Export:
                     raise
                 raise NotExported(f"forward compiles parts of itself while it runs, as torch.cond and torch.compile do{place_of_error(error)}: that is not supported. "
                                   "Compute all ways and choose by torch.where, or export the module that is not compiled") from None
+
+    def reason_for_this_size(self):
+        """Why the batch is not left open, where forward takes no other or asks other things of it."""
+        try:
+            return "" if self.answers == self.ask(*self.doubled())[1] else "what it asks of tensors depends on the size of the batch"
+        except Exception as error:  # forward's own
+            return first_line(error)
 
     def doubled(self):
         """The arguments with each sample twice."""
