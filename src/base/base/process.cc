@@ -2,6 +2,7 @@
 #include "piper/base/process.h"
 
 #include <fcntl.h>
+#include <mimalloc.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -20,8 +21,9 @@
 #include "mapped.h"
 #include "piper/base/base.h"
 
-// mimalloc defines this function; it is null in programs without mimalloc.
-extern "C" [[gnu::weak]] void mi_register_error(void (*tell)(int problem, void* with), void* with);
+// mimalloc defines these functions; they are null in programs without mimalloc.
+extern "C" [[gnu::weak]] decltype(mi_register_error) mi_register_error;
+extern "C" [[gnu::weak]] decltype(mi_option_set_enabled_default) mi_option_set_enabled_default;
 
 namespace piper {
 namespace {
@@ -78,6 +80,9 @@ void end_without_file(int, siginfo_t* about, void*) {
   if (mi_register_error == nullptr) return;
   mi_register_error([](int problem, void*) { problem == ENOMEM ? end_without_memory() : void(); },
                     nullptr);
+  // Pages that are free for a moment are not given back: each step of a compilation would take them
+  // anew, and the system clears what it gives.
+  mi_option_set_enabled_default(mi_option_allow_decommit, false);
 };
 
 // A stack that is too small would end the process by a signal. This thread's grows up to a limit,
