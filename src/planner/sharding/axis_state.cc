@@ -94,18 +94,13 @@ Region region_of(const Node& node) {
 }
 
 State::State(Graph whole, const AxisCut& axis)
-    : cut(axis),
-      graph(std::move(whole)),
-      readers(piper::readers(graph)),
-      loops_(graph.nodes.size()) {
+    : cut(axis), graph(std::move(whole)), readers(piper::readers(graph)) {
   values.resize(graph.values.size());
   for (size_t i = 0; i < values.size(); ++i) values[i].current = ValueId(i);
 }
 
 const Loops& State::loops(const Node& node) const {
-  std::unique_ptr<Loops>& known = loops_.at(static_cast<size_t>(&node - graph.nodes.data()));
-  if (!known) known = std::make_unique<Loops>(loops_of(graph, node));
-  return *known;
+  return *loops_.find(graph, node, NodeId(&node - graph.nodes.data()));
 }
 
 bool State::adds_up(ValueId id) const {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <map>
-#include <memory>
 
 #include "letters.h"
 #include "piper/planner/sharding.h"
@@ -119,7 +118,7 @@ struct State {
   std::map<int32_t, Route> routes;  // by index, before it was given other shapes
 
  private:
-  mutable std::vector<std::unique_ptr<Loops>> loops_;  // by node
+  mutable LoopTable loops_;
 };
 
 }  // namespace piper::axis

@@ -1,6 +1,10 @@
 // Where a shard of an operand's dim is among the loops of an op, and back.
 #pragma once
 
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
 #include "piper/ir/ops.h"
 
 namespace piper {
@@ -31,7 +35,17 @@ struct Loops {
   Operand output(size_t i) const { return {rule, rule.outputs[i], types.outputs[i].shape}; }
   bool is_product() const { return def->cost(types).is_matmul; }
 };
-Loops loops_of(const Graph& graph, const Node& node);
+
+// Finds the loops of a graph's nodes. Layers repeat, so uses of an op that are alike share one.
+class LoopTable {
+ public:
+  // `id` is that of `node`; of an op without a rule there is none.
+  const Loops* find(const Graph& graph, const Node& node, NodeId id);
+
+ private:
+  std::vector<const Loops*> by_node_;
+  std::unordered_multimap<size_t, std::unique_ptr<Loops>> known_;  // by a hash of the use
+};
 
 // Returns the loop that `layout` (kSharded) cuts into `shards`; none when the cut is not
 // inside one loop.

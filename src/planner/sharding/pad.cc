@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <climits>
 #include <map>
-#include <memory>
 
 #include "pad_rewrite.h"
 #include "rewrite.h"
@@ -106,11 +105,7 @@ class Padding {
  private:
   // ---- What goes on ----
 
-  const Loops& loops_at(NodeId id) {
-    const auto [at, is_new] = loops_.try_emplace(id.value);
-    if (is_new) at->second = std::make_unique<Loops>(loops_of(graph_, graph_.node(id)));
-    return *at->second;
-  }
+  const Loops& loops_at(NodeId id) { return *loops_.find(graph_, graph_.node(id), id); }
   const PadMark* mark_of(ValueId id) const {
     const auto at = found_.marks.find(id.value);
     return at == found_.marks.end() ? nullptr : &at->second;
@@ -376,7 +371,7 @@ class Padding {
   Graph graph_;
   AxisCut& cut_;
   std::vector<std::vector<NodeId>> readers_;
-  std::map<int32_t, std::unique_ptr<Loops>> loops_;  // by node, as it was
+  LoopTable loops_;  // of the nodes as they were
   Padded found_;
   std::map<std::tuple<int32_t, int, int64_t, int64_t>, ValueId> with_zeros_;  // with zeros behind
 };

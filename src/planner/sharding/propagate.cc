@@ -36,8 +36,7 @@ class Propagation {
         cut_(cut),
         shards_(cut.replicas * cut.microbatches),
         has_state_(find_state_ancestors(graph)),
-        closing_(find_closing(graph)),
-        loops_(graph.nodes.size()) {}
+        closing_(find_closing(graph)) {}
 
   Result<Propagated> run() {
     do {
@@ -112,16 +111,12 @@ class Propagation {
   }
 
   const Loops* loops_at(NodeId id) {
-    std::unique_ptr<Loops>& loops = loops_[id.index()];
-    if (loops) return loops.get();
     const Node& node = graph_.node(id);
-    const OpDef* def = find_op(node.op);
-    if (def == nullptr || def->loops == nullptr) return nullptr;
-    loops = std::make_unique<Loops>(loops_of(graph_, node));
-    PIPER_CHECK(loops->rule.inputs.size() == node.inputs.size() &&
-                    loops->rule.outputs.size() == node.outputs.size(),
+    const Loops* loops = loops_.find(graph_, node, id);
+    PIPER_CHECK(loops == nullptr || (loops->rule.inputs.size() == node.inputs.size() &&
+                                     loops->rule.outputs.size() == node.outputs.size()),
                 "the loop rule of {} is for other operands", node.op);
-    return loops.get();
+    return loops;
   }
 
   bool is_touched(const Node& node) const {
@@ -437,7 +432,7 @@ class Propagation {
   int64_t shards_;
   std::vector<bool> has_state_;                // by value: state is among its ancestors
   std::vector<bool> closing_;                  // by node
-  std::vector<std::unique_ptr<Loops>> loops_;  // by node: made when first needed
+  LoopTable loops_;
   std::map<int32_t, Layout> required_;         // by value: found by readers that need it cut
   std::map<std::tuple<int32_t, int, int64_t>, bool> equal_blocks_;
   std::map<int32_t, bool> zeros_;  // by constant

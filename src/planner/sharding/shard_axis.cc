@@ -29,11 +29,18 @@ Status visit(Rewriter& rewriter, NodeId id, std::vector<NodeId>& gathered) {
 // Finds the ops whose operands would have to be gathered although others can work on parts; none
 // where the axis cannot be cut so.
 std::vector<NodeId> find_gathered(const Graph& graph, const AxisCut& cut) {
+  const auto has_parts = [](const Node& node) {
+    const OpDef* def = find_op(node.op);
+    return def != nullptr && def->apart != nullptr;
+  };
+  const auto last = std::find_if(graph.nodes.rbegin(), graph.nodes.rend(), has_parts);
+  if (last == graph.nodes.rend()) return {};
   Rewriter rewriter(graph, cut);
   std::vector<NodeId> gathered;
   for (const ShardSeed& seed : cut.seeds)
     if (!rewriter.seed(seed)) return {};
-  for (size_t i = 0; i < graph.nodes.size(); ++i)
+  const auto count = static_cast<size_t>(graph.nodes.rend() - last);
+  for (size_t i = 0; i < count; ++i)
     static_cast<void>(visit(rewriter, NodeId(i), gathered));  // errors come again
   return gathered;
 }
