@@ -1,5 +1,6 @@
 // The table of all ops.
 #include <algorithm>
+#include <unordered_map>
 
 #include "rules.h"
 
@@ -8,7 +9,8 @@ namespace {
 
 struct Table {
   std::vector<OpDef> defs;
-  std::vector<const OpDef*> by_name;
+  std::vector<const OpDef*> by_name;  // in order
+  std::unordered_map<std::string_view, const OpDef*> find;
 };
 
 Table make_table() {
@@ -17,7 +19,10 @@ Table make_table() {
   for (OpDef & def : name##_ops()) table.defs.push_back(std::move(def));
 #include "families.inc"
 #undef PIPER_FAMILY
-  for (const OpDef& def : table.defs) table.by_name.push_back(&def);
+  for (const OpDef& def : table.defs) {
+    table.by_name.push_back(&def);
+    table.find.emplace(def.name, &def);
+  }
   std::sort(table.by_name.begin(), table.by_name.end(),
             [](const OpDef* a, const OpDef* b) { return a->name < b->name; });
   return table;
@@ -31,10 +36,9 @@ const Table& table() {
 }  // namespace
 
 const OpDef* find_op(std::string_view name) {
-  const std::vector<const OpDef*>& ops = table().by_name;
-  auto at = std::lower_bound(ops.begin(), ops.end(), name,
-                             [](const OpDef* def, std::string_view n) { return def->name < n; });
-  return at != ops.end() && (*at)->name == name ? *at : nullptr;
+  const auto& ops = table().find;
+  const auto at = ops.find(name);
+  return at != ops.end() ? at->second : nullptr;
 }
 
 std::span<const OpDef* const> all_ops() { return table().by_name; }
