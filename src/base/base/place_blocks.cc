@@ -155,13 +155,15 @@ class Time {
 
 // Places one block after another, from byte `base` on, as time passes or goes back; of those that
 // begin together, the largest first. Blocks that live past the end of a cycle come before all
-// others.
+// others. Gives up once a block ends past `most`.
 class Pass {
  public:
-  Pass(const std::vector<Block>& blocks, const Time& time, int64_t base, bool back)
+  Pass(const std::vector<Block>& blocks, const Time& time, int64_t base, bool back,
+       int64_t most = INT64_MAX)
       : blocks_(blocks),
         time_(time),
         back_(back),
+        most_(most),
         begins_(time.open(), time.positions(), [&](size_t b) { return begin_of(b); }),
         ends_(time.open(), time.positions(), [&](size_t b) { return end_of(b); }),
         base_(base),
@@ -171,7 +173,7 @@ class Pass {
 
   Layout run() {
     keep();
-    for (size_t now = 0; now < time_.positions(); ++now) {
+    for (size_t now = 0; now < time_.positions() && layout_.end <= most_; ++now) {
       if (now > 0)
         for (size_t b : ends_[now - 1])
           if (!never(b)) give(b);
@@ -234,6 +236,7 @@ class Pass {
   const std::vector<Block>& blocks_;
   const Time& time_;
   const bool back_;
+  const int64_t most_;
   Lists begins_, ends_;
   const int64_t base_;
   int64_t live_;  // without what waits to be needed again
@@ -253,7 +256,7 @@ int64_t place_blocks(std::vector<Block>& blocks, int64_t circle) {
   const Time time(blocks, circle);
   Layout best = Pass(blocks, time, base, false).run();
   if (best.end > best.peak) {
-    Layout other = Pass(blocks, time, base, true).run();
+    Layout other = Pass(blocks, time, base, true, best.end - 1).run();
     if (other.end < best.end) best = std::move(other);
   }
   for (size_t i = 0; i < blocks.size(); ++i)
