@@ -23,12 +23,19 @@ struct Try {
   Used used;
 };
 
-// Returns by cell how many forwards fit until the first one's backward comes back, on an empty
-// pipeline. Empty: cells have several regions, or backwards that are not in halves.
-std::vector<double> forwards_of_trip(const Dag& dag, const ListPolicy& policy, const Lines& lines) {
+// Says how long it is from the end of a cell's first forward until that one's backward can begin,
+// on an empty pipeline, and how long a forward takes there.
+struct Trip {
+  int64_t time = 0, forward = 1;
+  double forwards() const { return static_cast<double>(time) / static_cast<double>(forward); }
+};
+
+// Returns the trips by cell. Empty: cells have several regions, or backwards that are not in
+// halves.
+std::vector<Trip> find_trips(const Dag& dag, const ListPolicy& policy, const Lines& lines) {
   Lister alone(dag, policy, lines, 1);
   if (!alone.run()) return {};
-  std::vector<double> trips;
+  std::vector<Trip> trips;
   for (const std::vector<size_t>& here : lines.of_cell) {
     int64_t begin = -1, end = -1, forward = 0;
     for (const size_t l : here) {
@@ -44,26 +51,41 @@ std::vector<double> forwards_of_trip(const Dag& dag, const ListPolicy& policy, c
       }
     }
     if (begin < 0 || end < 0) return {};
-    trips.push_back(static_cast<double>(end - begin) / static_cast<double>(forward));
+    trips.push_back({end - begin, forward});
   }
   return trips;
 }
 
+// Returns whether cells have nothing but forwards before their first backward, and all microbatches
+// take the same time and memory.
+bool only_forwards_come_first(const Lines& lines) {
+  return std::all_of(lines.all.begin(), lines.all.end(), [&](const Line& line) {
+    const auto begin = lines.places.begin() + static_cast<std::ptrdiff_t>(line.first),
+               end = lines.places.begin() + static_cast<std::ptrdiff_t>(line.end);
+    const auto is_like_first = [&](const LinePlace& place) {
+      return place.time == begin->time && place.held == begin->held;
+    };
+    return (line.pass == TaskPass::kF || line.pass == TaskPass::kBI ||
+            line.pass == TaskPass::kBW) &&
+           std::all_of(begin, end, is_like_first);
+  });
+}
+
 // Returns ways to fill the pipeline: as many forwards first as its trip takes, some more, or one
 // for each cell that follows.
-std::vector<Filling> find_fillings(const Dag& dag, const ListPolicy& policy, const Lines& lines) {
+std::vector<Filling> find_fillings(const ListPolicy& policy, const Lines& lines,
+                                   const std::vector<Trip>& trips) {
   const bool in_halves = std::any_of(lines.all.begin(), lines.all.end(),
                                      [](const Line& line) { return line.pass == TaskPass::kBW; });
   if (!in_halves || policy.limits_give_way) return {};
   constexpr double kWaits[] = {0, 0.05, 0.2, 0.6, 1};
   std::vector<Filling> fillings;
   for (const double wait : kWaits) fillings.push_back({wait, {}});
-  const std::vector<double> trips = forwards_of_trip(dag, policy, lines);
   if (trips.empty()) return fillings;
   std::vector<size_t> by_trip(trips.size());
   for (size_t cell = 0; cell < trips.size(); ++cell) by_trip[cell] = cell;
   std::stable_sort(by_trip.begin(), by_trip.end(),
-                   [&](size_t a, size_t b) { return trips[a] < trips[b]; });
+                   [&](size_t a, size_t b) { return trips[a].forwards() < trips[b].forwards(); });
   std::vector<int64_t> each(trips.size());
   for (size_t i = 0; i < by_trip.size(); ++i) each[by_trip[i]] = static_cast<int64_t>(i) + 1;
   for (const double wait : kWaits) fillings.push_back({wait, each});
@@ -71,8 +93,8 @@ std::vector<Filling> find_fillings(const Dag& dag, const ListPolicy& policy, con
     for (const int64_t more : {1, 4})
       for (const double wait : {0.0, 0.05, 0.6}) {
         Filling filling{wait, {}};
-        for (const double trip : trips)
-          filling.ahead.push_back(static_cast<int64_t>(trip * factor) + more);
+        for (const Trip& trip : trips)
+          filling.ahead.push_back(static_cast<int64_t>(trip.forwards() * factor) + more);
         fillings.push_back(std::move(filling));
       }
   return fillings;
@@ -89,7 +111,8 @@ class Trials {
         tries_.emplace_back().rule.follow = follow;
         tries_.back().rule.pattern = &pattern;
       }
-    for (Filling& filling : find_fillings(dag, policy, lines))
+    if (!policy.limits_give_way) trips_ = find_trips(dag, policy, lines);
+    for (Filling& filling : find_fillings(policy, lines, trips_))
       tries_.emplace_back().rule.filling = std::move(filling);
     for (const VRules& rules : {VRules{true, true}, {true, false}, {false, true}, {false, false}})
       if (v_ && !policy.limits_give_way) tries_.emplace_back().rule.v = rules;
@@ -102,12 +125,12 @@ class Trials {
     }
     const size_t sample = std::min(micros(), sample_size());
     const std::vector<int64_t> work = work_of_cells(lines_, sample);
-    const int64_t bound = *std::max_element(work.begin(), work.end());
+    if (!only_forwards_come_first(lines_)) trips_.clear();
     shortest_ = kNever;
     TighterLimits limits(policy_, lines_, stride(sample));
     Try best;
     ListPolicy limits_of_best;
-    for (bool first = true;; first = false) {
+    for (bool first = true, more = true; more; first = false) {
       run_all(limits, sample, first);
       if (first && !tries_[0].order) return std::move(tries_[0].order);
       Try& one = shortest_try();
@@ -116,7 +139,9 @@ class Trials {
         one.rule = best.rule;
         limits_of_best = limits.policy();
       }
-      if (best.length <= bound || !limits.tighten(used())) break;
+      // Tighter limits under which no order can be shorter are not tried.
+      do more = limits.tighten(used());
+      while (more && bound_of(limits.policy(), work, sample) >= best.length);
     }
     if (sample < micros()) run(best, limits_of_best, micros());
     return std::move(best.order);
@@ -143,6 +168,21 @@ class Trials {
                       [](const Line& line) { return line.pass == TaskPass::kF; }));
     return static_cast<int64_t>(1 +
                                 2 * forwards * sample * lines_.all.size() * tries_.size() / kMost);
+  }
+  // Returns what no order within the limits is shorter than: the work of a cell, and how long it
+  // idles until its first backward can begin, before which so many forwards may run.
+  int64_t bound_of(const ListPolicy& limits, const std::vector<int64_t>& work,
+                   size_t sample) const {
+    int64_t bound = *std::max_element(work.begin(), work.end());
+    for (const Line& line : lines_.all) {
+      if (trips_.empty() || line.pass != TaskPass::kF || line.slots == 0) continue;
+      const Trip& trip = trips_[line.cell];
+      int64_t forwards = std::min(limits.in_flight[line.cell], static_cast<int64_t>(sample));
+      if (const int64_t held = lines_.places[line.first].held; limits.memory > 0 && held > 0)
+        forwards = std::min(forwards, limits.memory / held);
+      bound = std::max(bound, work[line.cell] + trip.time - (forwards - 1) * trip.forward);
+    }
+    return bound;
   }
   Try& shortest_try() {
     size_t first = 0;
@@ -201,6 +241,7 @@ class Trials {
   const Lines& lines_;
   const std::optional<VShape> v_;
   std::vector<Pattern> patterns_;
+  std::vector<Trip> trips_;  // by cell; empty: they bound nothing
   std::vector<Try> tries_;
   int64_t shortest_ = kNever;  // length of the shortest order so far
 };
