@@ -337,6 +337,55 @@ TEST(LocalStepsDelay, RunsBesideAllSteps) {
   EXPECT_EQ(steps.size(), beside);
 }
 
+// A trace has the whole of each step: its body, and the outer updates after it or beside it.
+TEST(LocalStepsTrace, HasOuterUpdatesOnce) {
+  NEED_MODEL("mlp");
+  for (const std::string& directive : {local_steps(), delayed(), delayed_fragments(0)})
+    for (const HelperThread helper : {HelperThread::kOff, HelperThread::kOn}) {
+      const auto compiled = compile_way(kWays[0], directive);
+      ASSERT_TRUE(compiled) << print_error(compiled.error());
+      const auto data = open_batches(compiled->set, "mlp");
+      ASSERT_TRUE(data) << print_error(data.error());
+      JobOptions options;
+      options.steps = kSteps;
+      options.trace_steps = kSteps - 2;
+      options.threads = 1;
+      options.helper = helper;
+      const auto job = run_job(compiled->set, data->get(), nullptr, nullptr, options);
+      ASSERT_TRUE(job) << print_error(job.error());
+      ASSERT_EQ(job->traces.size(), 2u);
+      for (const RankTrace& trace : job->traces) {
+        const RoleProgram& role = *trace.role;
+        std::map<std::tuple<int64_t, int32_t, int32_t>, int> times;
+        std::map<int64_t, double> last;  // by step: when its body ended
+        for (const TraceEvent& event : trace.events) {
+          ++times[{event.step, event.update, event.instruction}];
+          if (event.update < 0) last[event.step] = std::max(last[event.step], event.end_us);
+        }
+        size_t all = 0;
+        for (int64_t step = 2; step < kSteps; ++step) {
+          for (size_t i = 0; i < role.body.size(); ++i, ++all)
+            EXPECT_EQ((times[{step, -1, static_cast<int32_t>(i)}]), 1) << directive << step;
+          for (size_t u = 0; u < role.outer_updates.size(); ++u)
+            for (size_t i = 0; runs_at(role.outer_updates[u], step + 1) &&
+                               i < role.outer_updates[u].instructions.size();
+                 ++i, ++all)
+              EXPECT_EQ((times[{step, static_cast<int32_t>(u), static_cast<int32_t>(i)}]), 1)
+                  << directive << step;
+        }
+        EXPECT_EQ(trace.events.size(), all) << directive;
+        for (const TraceEvent& event : trace.events) {
+          if (event.update < 0 ||
+              runs_beside(role, role.outer_updates[static_cast<size_t>(event.update)]))
+            continue;
+          EXPECT_GE(event.start_us, last[event.step]);
+        }
+      }
+      const std::string text = print_trace(job->traces);
+      EXPECT_NE(text.find("\"outer_update\":0"), std::string::npos);
+    }
+}
+
 // The control: the norm of all sites, and none, clip otherwise than each site's own.
 TEST(LocalStepsClip, ByTheNormOfEachSite) {
   NEED_MODEL("mlp");
@@ -528,6 +577,135 @@ TEST(LocalStepsEvaluation, OfOneSiteIsMade) {
   EXPECT_TRUE(compiled) << print_error(compiled.error());
 }
 
+// ---- Running statistics -------------------------------------------------------------------------
+
+// Each site keeps statistics of its own samples, and an outer update joins them by their mean.
+constexpr int64_t kNormBatch = 8, kNormSteps = 5;  // of the files
+
+std::string norms_file(const std::string& model, const char* ending) {
+  return PIPER_SOURCE_DIR "/tests/data/batch_norm/" + model + ending;
+}
+
+// Writes the batches of a file for several sites: site k has those of k steps later.
+std::string norms_of_sites(const Folder& folder, const std::string& model, int64_t sites) {
+  std::map<std::string, NamedTensor> file;
+  auto read = read_safetensors(norms_file(model, ".safetensors"));
+  EXPECT_TRUE(read) << print_error(read.error());
+  for (NamedTensor& tensor : *read) file[tensor.name] = std::move(tensor);
+  std::vector<NamedTensor> joined;
+  for (const auto& [name, tensor] : file) {
+    if (!name.starts_with("batch/")) continue;
+    const int64_t step = name[6] - '0';
+    std::vector<std::byte> bytes;
+    for (int64_t site = 0; site < sites; ++site) {
+      const NamedTensor& own =
+          file.at(fmt::format("batch/{}{}", (step + site) % kNormSteps, name.substr(7)));
+      bytes.insert(bytes.end(), own.data.data, own.data.data + own.data.size);
+    }
+    NamedTensor& all = joined.emplace_back(tensor);
+    all.type.shape[0] *= sites;
+    all.data = Bytes::copy_of(bytes.data(), bytes.size());
+  }
+  const std::string path = folder.path() + "/batches.safetensors";
+  EXPECT_TRUE(write_safetensors(path, joined));
+  return path;
+}
+
+Result<Compiled> compile_norms(const std::string& model, const std::string& text, int64_t sites) {
+  const Folder folder;
+  CompileOptions options;
+  options.library = {PIPER_SOURCE_DIR "/strategies"};
+  options.model = norms_file(model, ".onnx");
+  options.strategy = folder.write(
+      "strategy.yaml",
+      fmt::format("piper: 1\ntrain: {{global_batch: {}, optimizer: {{sgd: {{lr: 0.05, momentum: "
+                  "0.9}}}}}}\n{}",
+                  kNormBatch * sites, text));
+  return compile(options);
+}
+
+struct NormWay {
+  const char* name;
+  const char* model;
+  const char* text;
+  int64_t sites = 2;
+  bool same_sums = true;  // replicas add up statistics of the batch
+};
+const NormWay kNormWays[] = {
+    {"sites", "residual", "mesh: {site: 2}\ndirectives:\n"},
+    {"stages", "residual", "include: <1f1b>\nparams: {stages: 2}\nmesh: {site: 2}\ndirectives:\n"},
+    {"replicas", "residual", "include: <zero3>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n", 2,
+     false},
+    {"twice", "twice", "mesh: {site: 2}\ndirectives:\n"},
+    {"spectral", "spectral", "mesh: {site: 2}\ndirectives:\n"},
+    {"router", "router", "mesh: {site: 4}\ndirectives:\n", 4},
+};
+class LocalStepsNormWays : public ::testing::TestWithParam<NormWay> {};
+INSTANTIATE_TEST_SUITE_P(Models, LocalStepsNormWays, ::testing::ValuesIn(kNormWays),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(LocalStepsNormWays, EqualOneDeviceBitForBit) {
+  const auto& [name, model, text, sites, same_sums] = GetParam();
+  const Folder folder;
+  const std::string data = norms_of_sites(folder, model, sites);
+  std::vector<Trained> all;
+  for (const std::string& directive :
+       {local_steps(), delayed_fragments(), local_steps(kEvery - 1)}) {
+    const auto compiled = compile_norms(model, text + directive, sites);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    auto ours = train_on(compiled->set, data, kNormSteps);
+    const auto single = train_on(*compiled->single, data, kNormSteps);
+    ASSERT_TRUE(ours) << print_error(ours.error());
+    ASSERT_TRUE(single) << print_error(single.error());
+    if (same_sums) expect_equal_bits(*ours, *single, name);
+    EXPECT_LE(largest_difference(*ours, *single), same_sums ? 0 : 2e-5) << name;
+    all.push_back(*std::move(ours));
+  }
+  EXPECT_GT(largest_difference(all[2], all[0]), 1e-4) << "joined at other steps";
+}
+
+// By hand: models that train alone on the samples of one site each, and then the mean.
+TEST(LocalStepsStatistics, AreTheMeanOfThoseOfTheSites) {
+  const auto joined = compile_norms("residual", kNormWays[0].text + local_steps(), 2),
+             alone = compile_norms("residual", "", 1);
+  ASSERT_TRUE(joined) << print_error(joined.error());
+  ASSERT_TRUE(alone) << print_error(alone.error());
+  const Folder folder, later;
+  const auto ours = train_on(joined->set, norms_of_sites(folder, "residual", 2), kEvery);
+  ASSERT_TRUE(ours) << print_error(ours.error());
+  std::vector<Trained> of_sites;
+  const auto own = read_safetensors(norms_file("residual", ".safetensors"));
+  ASSERT_TRUE(own) << print_error(own.error());
+  for (const int64_t site : {0, 1}) {
+    std::vector<NamedTensor> batches;
+    for (const NamedTensor& tensor : *own)
+      if (tensor.name.starts_with("batch/")) {
+        const int64_t step = (tensor.name[6] - '0' + kNormSteps - site) % kNormSteps;
+        batches.push_back(tensor);
+        batches.back().name = fmt::format("batch/{}{}", step, tensor.name.substr(7));
+      }
+    const std::string path = fmt::format("{}/{}.safetensors", later.path(), site);
+    ASSERT_TRUE(write_safetensors(path, batches));
+    auto trained = train_on(alone->set, path, kEvery);
+    ASSERT_TRUE(trained) << print_error(trained.error());
+    of_sites.push_back(*std::move(trained));
+  }
+  size_t compared = 0;
+  for (const auto& [name, tensor] : ours->parameters) {
+    if (site_of(name) || name.find("running_") == std::string::npos) continue;
+    const auto values = [](const NamedTensor& one) {
+      const auto* first = reinterpret_cast<const float*>(one.data.data);
+      return std::vector<float>(first, first + num_elements(one.type.shape));
+    };
+    const auto got = values(tensor), a = values(of_sites[0].parameters.at(name)),
+               b = values(of_sites[1].parameters.at(name));
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], (a[i] + b[i]) / 2, 1e-6) << name;
+    EXPECT_GT(tensor_error(of_sites[0].parameters.at(name), tensor), 1e-4) << name;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 6u);
+}
+
 // ---- Proof --------------------------------------------------------------------------------------
 
 std::string first_finding(const PlanSet& set, const PlanSet& single) {
@@ -577,6 +755,35 @@ TEST_P(LocalStepsProof, FindsOuterUpdatesThatAreWrong) {
       const std::string what = without(other.roles[r].outer_updates[0].instructions, i);
       EXPECT_NE(first_finding(other, single), "") << fmt::format("{} of role {}", what, r);
     }
+}
+
+TEST(LocalStepsStatistics, AreProven) {
+  const auto compiled = compile_norms("residual", kNormWays[0].text + local_steps(), 2);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const PlanSet& single = *compiled->single;
+  EXPECT_EQ(first_finding(compiled->set, single), "");
+  for (size_t r = 0; r < compiled->set.roles.size(); ++r) {
+    const RoleProgram& role = compiled->set.roles[r];
+    const auto is_of_mean = [&](int32_t arg) {
+      return role.tensor(arg).param.ends_with("running_mean");
+    };
+    for (size_t i = 0; i < role.outer_updates[0].instructions.size(); ++i) {
+      if (std::ranges::none_of(role.outer_updates[0].instructions[i].args, is_of_mean)) continue;
+      PlanSet other = compiled->set;
+      const std::string what = without(other.roles[r].outer_updates[0].instructions, i);
+      EXPECT_NE(first_finding(other, single), "") << fmt::format("{} of role {}", what, r);
+    }
+  }
+  // A site that goes on with its own statistics.
+  PlanSet other = compiled->set;
+  for (RoleProgram& role : other.roles)
+    for (Instruction& one : role.outer_updates[0].instructions)
+      for (int32_t& arg : one.args)
+        if (role.tensor(arg).param == "site.1.bn1.running_mean")
+          for (size_t b = 0; b < role.buffers.size(); ++b)
+            if (role.tensor(static_cast<int32_t>(b)).param == "site.1.bn1.running_var")
+              arg = static_cast<int32_t>(b);
+  EXPECT_NE(first_finding(other, single), "");
 }
 
 // Fragments: at other steps, one in place of the other, one that does nothing.

@@ -22,8 +22,8 @@ struct Sites {
   Graph forward;
   std::vector<OuterGraph> outer;  // in the order in which those of one step run
 };
-// Makes a copy of the model for each site, and the steps of outer optimizers, with ops in the
-// regions, by `region_tags`, that read the parameters. Error: kept running statistics.
+// Makes a copy of the model for each site, and the steps of outer optimizers, where statistics take
+// their mean over the sites: with ops in the regions, by `region_tags`, that read the parameters.
 Result<Sites> make_sites(Graph forward, const Strategy& strategy,
                          const std::vector<std::string>& region_tags, Explanations& out);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "piper/base/float16.h"
 #include "piper/frontend/autodiff.h"
@@ -23,12 +24,13 @@ class SiteCopies {
     to_.batch = from.batch;
     tag_ = to_.add_tag(tag);
     of_.resize(from.values.size());
+    for (const StateUpdate& update : from.updates) kept_.insert(update.state);
   }
 
   Graph run(int64_t sites) {
     for (int64_t site = 0; site < sites; ++site) copy(site);
     for (const Param& param : from_.params)
-      if (param.frozen) {
+      if (!is_own(param)) {
         to_.params.push_back(param);
         to_.params.back().value = of_[param.value.index()];
       }
@@ -37,6 +39,8 @@ class SiteCopies {
   }
 
  private:
+  // Returns whether each site has its own: what is trained, and what the model itself keeps.
+  bool is_own(const Param& param) const { return !param.frozen || kept_.contains(param.value); }
   bool is_shared(size_t v) const { return shared_.empty() ? false : shared_[v]; }
 
   void copy(int64_t site) {
@@ -50,8 +54,10 @@ class SiteCopies {
     }
     for (const ValueId input : from_.inputs) to_.inputs.push_back(of_[input.index()]);
     for (const Node& node : from_.nodes) copy(node, site);
+    for (const StateUpdate& update : from_.updates)
+      to_.updates.push_back({of_[update.state.index()], of_[update.next.index()]});
     for (const Param& param : from_.params) {
-      if (param.frozen) continue;
+      if (!is_own(param)) continue;
       Param own = param;
       own.name = name_at_site(site, param.name);
       for (std::string& alias : own.aliases) alias = name_at_site(site, alias);
@@ -69,7 +75,7 @@ class SiteCopies {
     for (size_t v = 0; v < from_.values.size(); ++v)
       shared_[v] = from_.values[v].kind == ValueKind::kConstant;
     for (const Param& param : from_.params)
-      if (param.frozen) shared_[param.value.index()] = true;
+      if (!is_own(param)) shared_[param.value.index()] = true;
     if (from_.step.valid()) shared_[from_.step.index()] = true;
   }
   void copy(const Node& node, int64_t site) {
@@ -87,6 +93,9 @@ class SiteCopies {
     const NodeId made = to_.add_node(std::move(own), types);
     for (size_t k = 0; k < node.outputs.size(); ++k)
       of_[node.outputs[k].index()] = to_.node(made).outputs[k];
+    if (is_step_sum(node))  // the verifier knows it by its name
+      to_.value(of_[node.outputs[0].index()]).name =
+          name_at_site(site, from_.value(node.outputs[0]).name);
   }
   // Samples of different sites have the same numbers, and draw by different keys.
   ValueId key_at(int64_t site, ValueId key) {
@@ -107,6 +116,7 @@ class SiteCopies {
   }
 
   const Graph& from_;
+  std::set<ValueId> kept_;  // what the model itself keeps, of `from_`
   Graph to_;
   int tag_ = 0;
   std::vector<ValueId> of_;   // by value of `from_`: its copy for the site at hand
@@ -127,10 +137,15 @@ class OuterStep {
     backward_.graph.tag_names = copies.tag_names;
     backward_.graph.batch = copies.batch;
     for (const Param& param : copies.params) named_.emplace(param.name, &param);
+    for (const StateUpdate& update : copies.updates) next_of_.emplace(update.state, update.next);
   }
 
   Result<Graph> run() {
-    for (const auto& [param, name] : joined()) add(*param, name);
+    for (const auto& [param, name] : joined())
+      if (param->frozen)
+        add_mean(*param, name);
+      else
+        add(*param, name);
     Graph& graph = backward_.graph;
     PIPER_ASSIGN(const std::vector<const ParamGroup*> groups,
                  groups_of(graph, spec_.optimizer.groups));
@@ -150,7 +165,7 @@ class OuterStep {
     for_each_of_site([&](const Param&, const std::string&, const Param& of_site) {
       const ValueId site = add_like(of_site, of_site.name, true);
       const ValueId taken = add_like(of_site, taken_of(of_site.name), true, false);
-      const ValueId sum = sum_of(of_site, site, 1, taken_of(of_site.name) + ".sum");
+      const ValueId sum = sum_of({{&of_site, site}}, 1, taken_of(of_site.name) + ".sum");
       Builder build = update_of(backward_.graph, of_site.scope, taken_of(of_site.name) + ".next/");
       const ValueId next = times(build, sum, 1);
       const DType kept = build.type(taken).dtype;
@@ -165,7 +180,7 @@ class OuterStep {
     for_each_of_site([&](const Param& first, const std::string& name, const Param& of_site) {
       if (&first == &of_site) outer = add_like(first, name, false);
       const ValueId site = add_like(of_site, of_site.name, true);
-      const ValueId sum = sum_of(of_site, outer, 1 - spec_.mix, of_site.name + ".sum");
+      const ValueId sum = sum_of({{&of_site, outer}}, 1 - spec_.mix, of_site.name + ".sum");
       Builder build = update_of(backward_.graph, of_site.scope, of_site.name + ".next/");
       const DType kept = build.type(site).dtype, wide = build.type(sum).dtype;
       ValueId next = times(build, sum, 1);
@@ -179,12 +194,14 @@ class OuterStep {
   }
 
  private:
-  // Returns the first site's of the parameters that are joined, and the names of the outer ones.
+  // Returns the first site's of what is joined, and the names of the outer ones: parameters that
+  // are trained, and what the model itself keeps, as running means.
   std::vector<std::pair<const Param*, std::string>> joined() const {
     std::vector<std::pair<const Param*, std::string>> found;
     for (const Param& param : from_.params)
       if (const auto site = site_of(param.name);
-          !param.frozen && site && site->site == 0 && spec_.names.contains(std::string(site->name)))
+          (!param.frozen || next_of_.contains(param.value)) && site && site->site == 0 &&
+          spec_.names.contains(std::string(site->name)))
         found.emplace_back(&param, site->name);
     return found;
   }
@@ -212,7 +229,7 @@ class OuterStep {
       const Param& param = graph.params[p];
       const OptimizerDef& def = find_optimizer(optimizer_of(*groups[p], spec_.optimizer).name);
       const TensorType& type = graph.value(param.value).type;
-      if (!site_of(param.name) && type.shape.size() < def.least_rank)
+      if (!param.frozen && type.shape.size() < def.least_rank)
         return fail("outer: {} updates matrices, and '{}' is {}", def.name,
                     quote_control(param.name), to_string(type))
             .with_note(
@@ -235,7 +252,7 @@ class OuterStep {
                                  .fill = begins ? value.fill : 0});
     own.frozen = frozen;
     if (!begins) own.aliases.clear();
-    if (!frozen)
+    if (!site_of(called))
       for (std::string& alias : own.aliases) alias = alias.substr(name_at_site(0, "").size());
     graph.params.push_back(own);
     at_sites_.emplace_back();
@@ -248,9 +265,7 @@ class OuterStep {
     const size_t p = at_sites_.size() - 1;
     for (int64_t k = 0; k < sites_; ++k) {
       const Param& of_site = *named_.at(name_at_site(k, name));
-      const ValueId site = spec_.is_delayed ? add_like(of_site, taken_of(of_site.name), true, false)
-                                            : add_like(of_site, of_site.name, true);
-      at_sites_[p].push_back(site);
+      const ValueId site = add_site(of_site, p);
       double share = 1 / static_cast<double>(sites_);
       for (const std::vector<int32_t>& tags : regions_of(of_site)) {
         backward_.contributions[p].push_back(
@@ -259,7 +274,30 @@ class OuterStep {
       }
     }
   }
-  // Returns the tags of an op of each region that reads the parameter.
+  // Adds what the outer parameter p reads of a site.
+  ValueId add_site(const Param& of_site, size_t p) {
+    const ValueId site = spec_.is_delayed ? add_like(of_site, taken_of(of_site.name), true, false)
+                                          : add_like(of_site, of_site.name, true);
+    at_sites_[p].push_back(site);
+    return site;
+  }
+  // Adds what the model itself keeps, which becomes the mean of what the sites have.
+  void add_mean(const Param& param, const std::string& name) {
+    const ValueId outer = add_like(param, name, true);
+    const size_t p = at_sites_.size() - 1;
+    std::vector<std::pair<const Param*, ValueId>> terms;
+    for (int64_t k = 0; k < sites_; ++k) {
+      const Param& of_site = *named_.at(name_at_site(k, name));
+      terms.emplace_back(&of_site, add_site(of_site, p));
+    }
+    const ValueId mean = sum_of(terms, 1 / static_cast<double>(sites_), name + ".batch");
+    Builder build = update_of(backward_.graph, param.scope, name + ".next/");
+    const ValueId next = times(build, mean, 1);
+    const DType kept = build.type(outer).dtype;
+    backward_.graph.updates.push_back(
+        {outer, build.type(next).dtype == kept ? next : build.cast(next, kept)});
+  }
+  // Returns the tags of an op of each region that reads the parameter, or that makes what is kept.
   std::vector<std::vector<int32_t>> regions_of(const Param& of_site) const {
     std::vector<std::vector<int32_t>> tags, regions;
     for (const NodeId id : readers_[of_site.value.index()]) {
@@ -270,8 +308,10 @@ class OuterStep {
       regions.push_back(std::move(region));
       tags.push_back(from_.node(id).tags);
     }
-    if (tags.empty()) tags.emplace_back();
-    return tags;
+    if (!tags.empty()) return tags;
+    const auto next = next_of_.find(of_site.value);
+    return {next == next_of_.end() ? std::vector<int32_t>()
+                                   : from_.node(from_.value(next->second).producer).tags};
   }
   Builder builder_of(const Param& of_site, const std::vector<int32_t>& tags, const char* what) {
     Builder build(backward_.graph);
@@ -290,17 +330,21 @@ class OuterStep {
       outer = build.cast(outer, DType::kF32), site = build.cast(site, DType::kF32);
     return times(build, build.op1("Sub", {outer, site}), share);
   }
-  // Returns a value times a factor as the regions of a site that read the parameter have it: the
-  // sum of what each adds. Others than the first hold the same value.
-  ValueId sum_of(const Param& of_site, ValueId value, double factor, const std::string& name) {
+  // Returns the sum of what sites have, times a factor: of each, the regions that read its
+  // parameter add terms. Others than the first hold the same value.
+  ValueId sum_of(const std::vector<std::pair<const Param*, ValueId>>& terms, double factor,
+                 const std::string& name) {
     std::vector<ValueId> uses;
-    for (const std::vector<int32_t>& tags : regions_of(of_site)) {
-      Builder build = builder_of(of_site, tags, "now");
-      const bool is_narrow = info(build.type(value).dtype).bytes < 4;
-      const ValueId own = is_narrow ? build.cast(value, DType::kF32) : value;
-      uses.push_back(times(build, own, uses.empty() ? factor : 0));
+    for (const auto& [of_site, value] : terms) {
+      double own_factor = factor;
+      for (const std::vector<int32_t>& tags : regions_of(*of_site)) {
+        Builder build = builder_of(*of_site, tags, "now");
+        const bool is_narrow = info(build.type(value).dtype).bytes < 4;
+        const ValueId own = is_narrow ? build.cast(value, DType::kF32) : value;
+        uses.push_back(times(build, own, std::exchange(own_factor, 0)));
+      }
     }
-    Builder build = update_of(backward_.graph, of_site.scope, name + "/");
+    Builder build = update_of(backward_.graph, terms[0].first->scope, name + "/");
     const ValueId sum = build.op1("StepSum", uses);
     backward_.graph.value(sum).name = name;
     return sum;
@@ -344,6 +388,7 @@ class OuterStep {
   const std::span<const std::string> region_tags_;  // that the graph has
   const std::vector<std::vector<NodeId>> readers_;
   std::map<std::string, const Param*> named_;
+  std::map<ValueId, ValueId> next_of_;  // of what the model itself keeps
   BackwardPass backward_;
   std::vector<std::vector<ValueId>> at_sites_;  // by parameter: of outer ones, those of the sites
 };

@@ -235,6 +235,7 @@ Result<Graph> evaluation_step(Graph forward, const Strategy& strategy, Explanati
   if (!strategy.local_steps.empty()) {  // all sites read the outer parameters, as what is frozen
     std::vector<bool> frozen;
     for (Param& param : forward.params) frozen.push_back(std::exchange(param.frozen, true));
+    forward.updates.clear();
     forward = copy_for_sites(forward, train.sites, strategy.local_steps[0].over);
     for (size_t p = 0; p < frozen.size(); ++p) forward.params[p].frozen = frozen[p];
   }

@@ -106,12 +106,6 @@ Status check_tag(const Strategy& strategy, const std::string& tag) {
 }
 
 Status check_graph_of(const Graph& forward, const LocalSteps& local) {
-  if (!forward.updates.empty())
-    return not_supported(local.at, "a model that keeps running statistics",
-                         "each site would have its own, and only parameters are joined")
-        .with_note(
-            "help: norms without statistics, or a model whose batch norms are exported with "
-            "`eval()`, which keeps those that they have");
   for (const Param& param : forward.params)
     if (site_of(param.name) || param.name == "step" || counts_outer_updates(param.name))
       return not_supported(local.at, fmt::format("a parameter '{}'", quote_control(param.name)),
@@ -120,12 +114,19 @@ Status check_graph_of(const Graph& forward, const LocalSteps& local) {
   return ok_status();
 }
 
-// Returns by entry the names of the trained parameters that it joins.
-Result<std::vector<std::set<std::string>>> names_joined(const Graph& forward,
-                                                        const std::vector<LocalSteps>& entries) {
-  std::vector<std::set<std::string>> joined(entries.size());
+// Names what one entry joins.
+struct JoinedNames {
+  std::set<std::string> trained;
+  std::set<std::string> statistics;  // that the model itself keeps
+};
+
+// Returns by entry what it joins.
+Result<std::vector<JoinedNames>> names_joined(const Graph& forward,
+                                              const std::vector<LocalSteps>& entries) {
+  std::vector<JoinedNames> joined(entries.size());
   for (const Param& param : forward.params) {
-    if (param.frozen) continue;
+    const bool is_kept = std::ranges::count(forward.updates, param.value, &StateUpdate::state) > 0;
+    if (param.frozen && !is_kept) continue;
     std::optional<size_t> by, rest;
     for (size_t e = 0; e < entries.size(); ++e) {
       if (!entries[e].match) rest = e;
@@ -140,11 +141,12 @@ Result<std::vector<std::set<std::string>>> names_joined(const Graph& forward,
     if (!by)
       return fail(entries[0].at, "no local_steps joins '{}'", quote_control(param.name))
           .with_note("help: one without 'match' joins all that no other one does");
-    joined[*by].insert(param.name);
+    (param.frozen ? joined[*by].statistics : joined[*by].trained).insert(param.name);
   }
-  if (std::ranges::all_of(joined, &std::set<std::string>::empty)) return joined;
+  const auto is_idle = [](const JoinedNames& one) { return one.trained.empty(); };
+  if (std::ranges::all_of(joined, is_idle)) return joined;
   for (size_t e = 0; e < entries.size(); ++e)
-    if (joined[e].empty())
+    if (is_idle(joined[e]))
       return fail(entries[e].match ? entries[e].match_at : entries[e].at, "local_steps: {}",
                   entries[e].match ? "no trained parameter is what 'match' says"
                                    : "others join all parameters")
@@ -225,15 +227,17 @@ class SiteMaker {
   }
 
  private:
-  Status add_entry(const LocalSteps& local, const std::set<std::string>& joined) {
+  Status add_entry(const LocalSteps& local, const JoinedNames& joined) {
     const int64_t first = local.offset == 0 ? local.every : local.offset;
-    const std::vector<int64_t> steps = local.delay == 0
-                                           ? std::vector{first}
-                                           : steps_beside(local, first, joined.size(), made_.outer);
-    OuterSpec spec{local.outer, joined, "", local.delay > 0 || local.mix > 0, local.mix};
+    const std::vector<int64_t> steps =
+        local.delay == 0 ? std::vector{first}
+                         : steps_beside(local, first, joined.trained.size(), made_.outer);
+    OuterSpec spec{local.outer, joined.trained, "", local.delay > 0 || local.mix > 0, local.mix};
     spec.optimizer.ema = strategy_.train.ema;  // of the model, which the outer parameters are
-    PIPER_ASSIGN(std::vector<Graph> parts, outer_steps(local, spec, steps.size()));
-    out_.push_back({local.at, "local_steps", {explain_entry(local, joined.size(), parts)}});
+    PIPER_ASSIGN(std::vector<Graph> parts,
+                 outer_steps(local, spec, joined.statistics, steps.size()));
+    spec.names.insert(joined.statistics.begin(), joined.statistics.end());
+    out_.push_back({local.at, "local_steps", {explain_entry(local, joined, parts)}});
     if (spec.is_delayed) {
       Graph taken = taking_step(made_.forward, sites_, spec, region_tags_);
       out_.back().lines.push_back(explain_delay(local, steps.size(), taken));
@@ -251,13 +255,15 @@ class SiteMaker {
     return ok_status();
   }
 
-  // Makes the steps of the outer optimizer, one for each part of the parameters.
+  // Makes the steps of the outer optimizer, one for each part of the parameters. Statistics, which
+  // are small, are in the first part.
   Result<std::vector<Graph>> outer_steps(const LocalSteps& local, const OuterSpec& spec,
-                                         size_t count) {
+                                         const std::set<std::string>& statistics, size_t count) {
     std::vector<Graph> steps;
     for (std::set<std::string>& names : in_parts(forward_, spec.names, count)) {
       OuterSpec part = spec;
       part.names = std::move(names);
+      if (steps.empty()) part.names.insert(statistics.begin(), statistics.end());
       part.step = counters_ == 0 ? "outer.step" : fmt::format("outer.step.{}", counters_);
       ++counters_;
       Result<Graph> step = outer_step(made_.forward, sites_, part, region_tags_);
@@ -270,7 +276,7 @@ class SiteMaker {
     return steps;
   }
 
-  std::string explain_entry(const LocalSteps& local, size_t joined,
+  std::string explain_entry(const LocalSteps& local, const JoinedNames& joined,
                             const std::vector<Graph>& parts) const {
     int64_t bytes = 0;
     for (const Graph& part : parts)
@@ -283,8 +289,8 @@ class SiteMaker {
         sites_, local.every, local.every == 1 ? "" : "s", forward_.batch,
         strategy_.local_steps.size() == 1
             ? ""
-            : fmt::format(" of {} parameters, {} after each multiple of {}", joined, local.offset,
-                          local.every),
+            : fmt::format(" of {} parameters, {} after each multiple of {}", joined.trained.size(),
+                          local.offset, local.every),
         human_bytes(bytes));
   }
 
