@@ -50,6 +50,19 @@ std::string two_rings(const std::string& axes, const std::string& order) {
     text += fmt::format("  - shard: {{attention: \"**\", by: ring, over: {}}}\n", axis);
   return text;
 }
+// Layers whose attentions meet tokens over both axes in different ways.
+std::string by_layer(const std::string& order) {
+  return fmt::format(
+      "  - shard: {{input: \"*\", dim: 1, over: [a, b], order: {}}}\n"
+      "  - shard: {{match: \"**\", dim: none, over: [a, b]}}\n"
+      "  - shard: {{attention: \"**/h/{{0..1}}/**\", by: heads, over: b}}\n"
+      "  - shard: {{attention: \"**/h/{{0..1,5}}/**\", by: ring, over: a}}\n"
+      "  - shard: {{attention: \"**/h/{{2..3}}/**\", by: ring, over: a}}\n"
+      "  - shard: {{attention: \"**/h/{{2..3}}/**\", by: ring, over: b}}\n"
+      "  - shard: {{attention: \"**/h/4/**\", by: gather, over: a}}\n"
+      "  - shard: {{attention: \"**/h/{{4,6}}/**\", by: gather, over: b}}\n",
+      order);
+}
 const std::string kTensor = R"(  - shard: {match: "**/q_proj/weight", dim: 0, over: [a, b]}
   - shard: {match: "**/k_proj/weight", dim: 0, over: a}
   - shard: {match: "**/v_proj/weight", dim: 0, over: a}
@@ -114,6 +127,8 @@ std::vector<Case> cases() {
            "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n"},
       {"two_rings_and_heads", "gpt-deep", "{a: 2, b: 2, u: 2}",
        two_rings("a, b, u", "contiguous") + "  - shard: {attention: \"**\", by: heads, over: u}\n"},
+      {"ways_by_layer", "gpt-deep", "{a: 2, b: 2}", by_layer("contiguous")},
+      {"ways_by_layer_zigzag", "gpt-deep", "{b: 2, a: 2}", by_layer("zigzag")},
       {"ring_within_gather", "gpt-deep", "{ring: 2, g: 2}",
        "  - shard: {input: \"*\", dim: 1, over: [g, ring], order: zigzag}\n"
        "  - shard: {match: \"**\", dim: none, over: [g, ring]}\n"

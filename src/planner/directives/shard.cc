@@ -364,8 +364,28 @@ bool attends_by(const AxisCut& cut, AttentionBy by) {
   return std::any_of(cut.attention.begin(), cut.attention.end(),
                      [&](const AttentionCut& one) { return one.by == by; });
 }
-// Heads are exchanged before keys come by in turn, so that these come once.
 bool exchanges_heads(const AxisCut& cut) { return attends_by(cut, AttentionBy::kHeads); }
+// Returns how an attention is done over the axis, where the strategy says it.
+const AttentionCut* attention_of(const AxisCut& cut, const Node& node) {
+  const auto how = std::ranges::find_if(cut.attention, [&](const AttentionCut& one) {
+    return one.scope.match(node.scope).has_value();
+  });
+  return how == cut.attention.end() ? nullptr : &*how;
+}
+// Heads are exchanged before keys come by in turn, so that these come once; unless the strategy
+// says of another attention that it meets tokens over both axes without an exchange over this one,
+// as the keys of that are in the blocks of the longer axis.
+bool exchanges_heads_first(const Graph& step, const AxisCut& cut,
+                           const std::vector<AxisCut>& cuts) {
+  const auto meets_otherwise = [&](const Node& node) {
+    const AttentionCut* const how = attention_of(cut, node);
+    if (node.op != "Attention" || (how && how->by == AttentionBy::kHeads)) return false;
+    return std::ranges::any_of(cuts, [&](const AxisCut& other) {
+      return other.axis != cut.axis && attention_of(other, node) != nullptr;
+    });
+  };
+  return exchanges_heads(cut) && std::ranges::none_of(step.nodes, meets_otherwise);
+}
 
 // `longer` is to be the axis with the longer blocks.
 Error wrong_way(const ShardRule& rule, const AxisCut& longer, const AxisCut& shorter,
@@ -504,8 +524,12 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
   // The order of the mesh decides nothing but where axes are alike: zeros are masked in what is
   // whole, not in what comes by in turn; what inputs begin with all ops after them have, and
   // tokens are mixed by fewer ops than samples are by lookups.
+  std::set<int32_t> heads_first;  // axes
+  for (const AxisCut& cut : cuts)
+    if (exchanges_heads_first(step, cut, cuts)) heads_first.insert(cut.axis);
   const auto rank = [&](const AxisCut& cut) {
-    return std::tuple(adds_zeros(step, cut), last_input_dim(step, cut), exchanges_heads(cut));
+    return std::tuple(adds_zeros(step, cut), last_input_dim(step, cut),
+                      heads_first.contains(cut.axis));
   };
   std::ranges::stable_sort(cuts, std::greater(), rank);
   // The keys of a ring are stretches of all keys if axes with longer blocks have cut them before.

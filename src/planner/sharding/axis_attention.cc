@@ -71,6 +71,16 @@ std::optional<EndOfBlocks> find_end_of_blocks(const State& state, ValueId from) 
   return last;
 }
 
+// Returns the input of which the value is a block, over axes before this one, or a chunk.
+ValueId input_of(const Graph& graph, ValueId id) {
+  while (graph.value(id).producer.valid()) {
+    const Node& node = graph.node(graph.value(id).producer);
+    if (node.op != "OwnBlock" && node.op != "Slice") return id;
+    id = node.inputs[0];
+  }
+  return id;
+}
+
 // Says why the queries have no tokens in blocks.
 Error no_tokens(const Rewriter& rewriter, const Node& node, const AttentionCut& how) {
   const State& state = rewriter.state();
@@ -83,10 +93,12 @@ Error no_tokens(const Rewriter& rewriter, const Node& node, const AttentionCut& 
   bool cuts_tokens = false, places_weights = false;
   for (const ShardSeed& seed : state.cut.seeds) {
     places_weights = places_weights || state.graph.value(seed.value).kind == ValueKind::kState;
-    if (const Value& value = state.graph.value(seed.value); value.kind == ValueKind::kInput) {
+    if (const Value& value = state.graph.value(input_of(state.graph, seed.value));
+        value.kind == ValueKind::kInput) {
       cuts_tokens = cuts_tokens || seed.dim == 1;
-      error.notes.push_back(fmt::format("'{}' is cut at dim {} over it at line {}",
-                                        quote_control(value.name), seed.dim, seed.at.line));
+      std::string cut = fmt::format("'{}' is cut at dim {} over it at line {}",
+                                    quote_control(value.name), seed.dim, seed.at.line);
+      if (std::ranges::count(error.notes, cut) == 0) error.notes.push_back(std::move(cut));
     }
   }
   const bool is_due_to_others = cuts_tokens && places_weights;
