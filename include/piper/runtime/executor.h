@@ -70,11 +70,12 @@ struct ParameterView {
 
 struct TraceEvent {
   int64_t step = 0;
-  int32_t instruction = 0;          // of the body
+  int32_t instruction = 0;          // of the body, or of an outer update
   double start_us = 0, end_us = 0;  // of the machine's steady clock
   // The host's own time for it: to queue it; or where it does not queue, since the one before, or
   // since what it waited for on the rank's other thread.
   double issue_us = 0;
+  int32_t update = -1;  // the number of the outer update
 };
 
 // The result of an evaluation of one batch, of ranks that report it.

@@ -41,7 +41,7 @@ struct Event {
   const char* at = nullptr;  // its place in the text
   std::string name, cat, phase;
   double ts = std::nan(""), dur = std::nan(""), pid = std::nan(""), tid = std::nan("");
-  double step = std::nan(""), instruction = std::nan(""), stage = -1, micro = -1;
+  double step = std::nan(""), instruction = std::nan(""), stage = -1, micro = -1, outer_update = -1;
 };
 
 // Takes the events out of the parser's hands one by one, so that no file is held as a tree.
@@ -100,6 +100,7 @@ class TraceReader : public nlohmann::json_sax<TraceJson> {
     if (in_list_ && depth_ == kArgs && key_ == "args")
       for (auto [name, field] : {std::pair{"step", &Event::step},
                                  {"instruction", &Event::instruction},
+                                 {"outer_update", &Event::outer_update},
                                  {"stage", &Event::stage},
                                  {"micro", &Event::micro}})
         if (inner_ == name) event_.*field = value;
@@ -155,7 +156,7 @@ class TraceReader : public nlohmann::json_sax<TraceJson> {
 
   // Checks an event, and keeps it if it is an instruction.
   bool take() {
-    if (event_.phase != "X") return true;
+    if (event_.phase != "X" || event_.outer_update >= 0) return true;  // bodies are compared
     constexpr double kLongest = 1e13;  // microseconds: a hundred days
     for (const auto& [name, value] : {std::pair{"ts", event_.ts}, {"dur", event_.dur}})
       if (!(value >= 0 && value <= kLongest))

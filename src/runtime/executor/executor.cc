@@ -131,17 +131,45 @@ Status wait_sends(State& state, int64_t step) {
   return error;
 }
 
-TraceEvent* next_trace(State& state, const BoundSection& section) {
-  if (state.source.trace_steps == 0 || &section != &state.body) return nullptr;
-  const auto slot = static_cast<size_t>(state.traced_steps++ % state.source.trace_steps);
-  return state.trace.data() + slot * section.ops.size();
+TraceEvent* next_trace(State& state, const BoundSection& section, int64_t step) {
+  const int64_t slots = state.source.trace_steps;
+  if (slots == 0 || !section.is_traced) return nullptr;
+  const auto slot_of = [&](int64_t k) { return static_cast<size_t>(k % slots); };
+  // What follows a step may be known after the next one.
+  int64_t found = -1, last = state.traced_steps - 1;
+  for (int64_t k = last; k >= 0 && k > last - 2 && found < 0; --k)
+    if (const TracedStep& known = state.traced[slot_of(k)];
+        known.step == step && std::ranges::count(known.sections, &section) == 0)
+      found = k;
+  if (found < 0 && last >= 0 && step < state.traced[slot_of(last)].step && section.update >= 0 &&
+      section.body_count == 0)
+    return nullptr;  // of a step that others have replaced
+  if (found < 0) {
+    found = state.traced_steps++;
+    TracedStep& fresh = state.traced[slot_of(found)];
+    fresh.step = step, fresh.events = 0;
+    fresh.sections.clear();
+  }
+  TracedStep& traced = state.traced[slot_of(found)];
+  TraceEvent* const first = state.trace.data() + slot_of(found) * state.events_of_step;
+  traced.sections.push_back(&section);
+  return first + std::exchange(traced.events, traced.events + section.ops.size());
+}
+
+TraceEvent event_of(const BoundSection& section, int64_t step, size_t op, double start_us,
+                    double end_us, double issue_us) {
+  const auto at = static_cast<int32_t>(op) - section.body_first;
+  TraceEvent event{step, static_cast<int32_t>(op), start_us, end_us, issue_us, section.update};
+  if (at >= 0 && at < section.body_count) event.instruction = at, event.update = -1;
+  if (at >= section.body_count) event.instruction -= section.body_count;
+  return event;
 }
 
 namespace {
 
 template <bool kTraced, bool kShown>
 Status run_section(State& state, const BoundSection& section, int64_t step) {
-  TraceEvent* event = kTraced ? next_trace(state, section) : nullptr;
+  TraceEvent* event = kTraced ? next_trace(state, section, step) : nullptr;
   Recorder::Line& line = state.recorder.lines[0];
   double before = now_us();
   for (const Op& op : section.ops) {
@@ -160,7 +188,7 @@ Status run_section(State& state, const BoundSection& section, int64_t step) {
     const double end = now_us();
     line.spend(op.spent, end - before);
     if constexpr (kTraced)
-      *event++ = {step, static_cast<int32_t>(number), start, end, start - before};
+      if (event != nullptr) *event++ = event_of(section, step, number, start, end, start - before);
     before = end;
   }
   return ok_status();
@@ -184,7 +212,7 @@ Status run_again(State& state, const BoundSection& section, int64_t step) {
 Status run_instructions(State& state, const BoundSection& section, int64_t step) {
   if (state.replay && state.replay->compares()) return run_again(state, section, step);
   if (!section.lines[0].empty()) return state.helper->run(section, step);
-  const bool traced = state.source.trace_steps > 0 && &section == &state.body;
+  const bool traced = state.source.trace_steps > 0 && section.is_traced;
   const bool shown = state.tool != nullptr;
   if (traced)
     return shown ? run_section<true, true>(state, section, step)
@@ -422,14 +450,16 @@ std::span<const std::byte> Executor::buffer(std::string_view name) const {
 }
 
 std::vector<TraceEvent> Executor::trace() const {
-  const State& state = *state_;
-  size_t per_step = state.body.ops.size();
+  State& state = *state_;
+  const int32_t last = state.queues.ended[(state.sections + 1) % 2];
+  if (is_asynchronous() && state.sections > 0 && wait_for(state, last, state.begun))
+    for (StepEvents& times : state.queues.times) read_times_left(state, times);
   std::vector<TraceEvent> events;
-  int64_t kept = std::min(state.traced_steps, state.source.trace_steps);
+  const int64_t kept = std::min(state.traced_steps, state.source.trace_steps);
   for (int64_t s = state.traced_steps - kept; s < state.traced_steps; ++s) {
-    auto first =
-        state.trace.begin() + static_cast<int64_t>(per_step) * (s % state.source.trace_steps);
-    events.insert(events.end(), first, first + static_cast<int64_t>(per_step));
+    const auto slot = static_cast<size_t>(s % state.source.trace_steps);
+    const TraceEvent* const first = state.trace.data() + slot * state.events_of_step;
+    events.insert(events.end(), first, first + state.traced[slot].events);
   }
   return events;
 }

@@ -563,11 +563,26 @@ Status bind_sections(State& state, Bound& bound) {
   for (const OuterUpdate& update : role.outer_updates)
     PIPER_TRY(bind_section(state, "outer update", update.instructions, bound,
                            state.outer_updates.emplace_back()));
+  state.body.is_traced = true;
+  state.body.body_count = static_cast<int32_t>(role.body.size());
   const size_t windows = state.taken.size() - role.outer_updates.size();
   for (size_t t = 0; t < state.taken.size(); ++t)
     PIPER_TRY(bind_section(state, t < windows ? "window" : "beside an outer update", state.taken[t],
                            bound,
                            (t < windows ? state.others : state.bodies_beside).emplace_back()));
+  const auto is_of_body = [&](const Instruction& one) {
+    return role.streams[static_cast<size_t>(one.stream)].name != kBesideStream;
+  };
+  state.events_of_step = role.body.size();
+  for (size_t u = 0; u < role.outer_updates.size(); ++u) {
+    state.events_of_step += role.outer_updates[u].instructions.size();
+    BoundSection &alone = state.outer_updates[u], &beside = state.bodies_beside[u];
+    alone.is_traced = beside.is_traced = true;
+    alone.update = beside.update = static_cast<int32_t>(u);
+    beside.body_first = static_cast<int32_t>(
+        std::ranges::find_if(*beside.instructions, is_of_body) - beside.instructions->begin());
+    beside.body_count = state.body.body_count;
+  }
   return ok_status();
 }
 
@@ -615,7 +630,8 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
     PIPER_ASSIGN(state->replay, Replay::open(*state, source.replay));
   }
   state->reports.resize(state->role->reports.size());
-  state->trace.resize(state->role->body.size() * static_cast<size_t>(source.trace_steps));
+  state->trace.resize(state->events_of_step * static_cast<size_t>(source.trace_steps));
+  state->traced.resize(static_cast<size_t>(source.trace_steps));
   return std::unique_ptr<Executor>(new Executor(std::move(state)));
 }
 

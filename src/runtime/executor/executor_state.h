@@ -72,14 +72,33 @@ struct BoundSection {
   // does; empty where either has nothing to do.
   std::vector<LineOp> lines[2];
   std::deque<Staged> staged;  // in the order of issue
+  // What traces have of it: the body, which is `body_count` instructions from `body_first` on, and
+  // the others, those of an outer update.
+  bool is_traced = false;
+  int32_t update = -1, body_first = 0, body_count = 0;
 };
 
-// Holds events of a body whose times are kept: of its begin and end, and around each instruction.
-struct TimedBody {
+// Holds events of a step whose times are kept: of its begin, of its body's end, and around each
+// instruction of the body and of outer updates.
+struct StepEvents {
   int64_t step = -1;  // whose they are; -1: nobody's
   int32_t begin = -1, end = -1;
+  double began_us = -1;  // on the host's clock, once that is known
   std::vector<std::pair<int32_t, int32_t>> instructions;
   std::vector<double> issue_us;  // by instruction: the host's
+  struct Run {
+    const BoundSection* section = nullptr;
+    size_t first = 0;  // of `instructions`
+    bool is_step = false, is_read = false;
+  };
+  std::vector<Run> runs;  // in the order in which they are queued
+};
+
+// Describes what a trace has of one step.
+struct TracedStep {
+  int64_t step = -1;
+  size_t events = 0;
+  std::vector<const BoundSection*> sections;
 };
 
 // Keeps how sections follow each other on an asynchronous backend.
@@ -91,8 +110,8 @@ struct Queues {
   int32_t reported[2] = {-1, -1};  // by parity of the step: its reports are on the host
   std::byte* reports[2] = {};      // the same: these, kStagedReportBytes each
   std::map<int32_t, int32_t> stream_of_route;
-  TimedBody times[2];  // by parity of the step, where times are kept
-  int32_t begun = -1;  // event: what stands before a section is complete
+  StepEvents times[2];  // by parity of the step, where times are kept
+  int32_t begun = -1;   // event: what stands before a section is complete
   // The body's graphs are kept by parity of the step, which says where reports go, and of the
   // section, which says where inputs lie. Usually one parity follows from the other; a step that is
   // run again or a prologue may change that. -1: there is none yet. None are kept where some rank
@@ -152,8 +171,10 @@ struct Executor::State {
   // is not asynchronous.
   std::vector<std::pair<int32_t, std::array<std::byte, 8>>> numbers;
   int64_t sections = 0;  // begun so far, where the host stages something
-  // The last `trace_steps` steps, as a ring of whole steps.
+  // The last `trace_steps` steps, as a ring of whole steps, each with room for `events_of_step`.
   std::vector<TraceEvent> trace;
+  std::vector<TracedStep> traced;
+  size_t events_of_step = 0;
   int64_t traced_steps = 0;
   // What the host reads of memory that it does not reach, by buffer; and why it could not last.
   std::map<size_t, std::vector<std::byte>> mirrors;
@@ -184,7 +205,7 @@ struct Executor::State {
   const std::vector<Report>& reports_of(const BoundSection& section) const {
     return &section == &evaluation ? role->evaluation_reports : role->reports;
   }
-  // Returns whether an asynchronous backend gets the body of this step op by op, between events.
+  // Returns whether an asynchronous backend gets this step op by op, between events.
   bool is_timed(int64_t step) const {
     const int64_t every = source.trace_steps > 0 ? 1 : source.time_every;
     return queues.times[0].begin >= 0 && every > 0 && (step + 1) % every == 0;
@@ -220,8 +241,10 @@ Status prepare_queues(Executor::State& state);
 Status prepare_section(Executor::State& state, BoundSection& section);
 // Prepares at load the events for a trace, where one is kept and the backend knows times.
 Status prepare_times(Executor::State& state);
-// Reads the times of a step that has been waited for into its part of the trace.
+// Reads the times of a step that has been waited for into its part of the trace. Those of outer
+// updates after it are `left` until the next step but one begins, or the trace is read.
 void read_times(Executor::State& state, int64_t step);
+void read_times_left(Executor::State& state, StepEvents& times);
 // Decides at load, after all sections, whether bodies can be queued as one. Collective.
 Status prepare_graphs(Executor::State& state);
 // Waits at the end of a section until its send buffers are its own again, or will be for what is
@@ -244,8 +267,11 @@ Status stage_inputs(Executor::State& state);
 Status take_inputs(Executor::State& state, const BoundSection& section, int64_t step);
 // Begins to read what the section after this one will.
 void read_ahead(Executor::State& state, const BoundSection& section, int64_t step);
-// Returns the times of this step by instruction, of a body whose times are kept; else null.
-TraceEvent* next_trace(Executor::State& state, const BoundSection& section);
+// Returns where the trace takes what the section's instructions do in this step; null: it does not.
+TraceEvent* next_trace(Executor::State& state, const BoundSection& section, int64_t step);
+// Returns what a trace has of a section's instruction.
+TraceEvent event_of(const BoundSection& section, int64_t step, size_t op, double start_us,
+                    double end_us, double issue_us);
 double now_us();
 // Finds at load the tool that listens, if any does. Why not is said where the run is introduced.
 void find_tool(Executor::State& state);

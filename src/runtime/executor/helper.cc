@@ -65,7 +65,7 @@ Result<std::unique_ptr<Helper>> Helper::start(Executor::State& state) {
 Status Helper::run(const BoundSection& section, int64_t step) {
   section_ = &section;
   step_ = step;
-  trace_ = next_trace(state_, section);
+  trace_ = next_trace(state_, section, step);
   for (Done& done : done_) done.count.store(0, std::memory_order_relaxed);
   worker_->begin();
   const Status own = run_line(kOwn);
@@ -99,7 +99,9 @@ Status Helper::run_line(size_t line) {
     }
     const double end = now_us();
     recorded.spend(op.spent, end - before);
-    if (trace_ != nullptr) trace_[at.op] = {step_, at.op, start, end, start - before};
+    if (trace_ != nullptr)
+      trace_[at.op] =
+          event_of(*section_, step_, static_cast<size_t>(at.op), start, end, start - before);
     before = end;
     ++done;
     if (at.is_awaited) publish(line, done);

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <exception>
 #include <mutex>
+#include <ranges>
+#include <set>
 #include <system_error>
 #include <thread>
 
@@ -84,9 +86,12 @@ void take_parameters(const JobOptions& options, std::span<const NamedTensor> all
 // Returns the trace of the steps that were asked for.
 RankTrace trace_of(const Executor& executor, int64_t rank, const JobOptions& options) {
   RankTrace trace{rank, executor.prepared(), executor.trace()};
-  const size_t wanted = trace.role->body.size() * static_cast<size_t>(options.trace_steps);
-  if (trace.events.size() > wanted)
-    trace.events.erase(trace.events.begin(), trace.events.end() - static_cast<int64_t>(wanted));
+  std::set<int64_t> last;
+  for (const TraceEvent& event : trace.events | std::views::reverse) {
+    if (std::ssize(last) == options.trace_steps && !last.contains(event.step)) break;
+    last.insert(event.step);
+  }
+  std::erase_if(trace.events, [&](const TraceEvent& event) { return !last.contains(event.step); });
   return trace;
 }
 

@@ -331,7 +331,7 @@ Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores,
     targets.emplace_back(&entry, &profile.entries[host].times);
   }
   for (const TraceEvent& event : events) {
-    if (event.step < profile.first_step) continue;
+    if (event.step < profile.first_step || event.update >= 0) continue;
     const auto& [entry, host] = targets[static_cast<size_t>(event.instruction)];
     entry->times.add(event.end_us - event.start_us);
     host->add(event.issue_us);

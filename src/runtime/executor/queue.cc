@@ -75,11 +75,27 @@ void end_section(State& state, const BoundSection& section, int64_t step, bool r
   }
 }
 
+// Returns where the events of the section begin among those of its step.
+size_t begin_times(State& state, const BoundSection& section, int64_t step, bool is_step,
+                   StepEvents& times) {
+  const auto is_it = [&](const StepEvents::Run& run) { return run.section == &section; };
+  if (times.step != step || std::ranges::any_of(times.runs, is_it)) {
+    read_times_left(state, times);
+    times.step = step, times.began_us = -1;
+    times.runs.clear();
+    state.backend.record(times.begin, state.queues.all[0]);
+  }
+  const StepEvents::Run* const last = times.runs.empty() ? nullptr : &times.runs.back();
+  const size_t first = last ? last->first + last->section->ops.size() : 0;
+  times.runs.push_back({&section, first, is_step});
+  return first;
+}
+
 Status queue_all(State& state, const BoundSection& section, int64_t step, bool reports,
                  bool is_timed) {
   Backend& backend = state.backend;
-  TimedBody* times = is_timed ? &state.queues.times[step % 2] : nullptr;
-  if (times) backend.record(times->begin, state.queues.all[0]);
+  StepEvents* times = is_timed ? &state.queues.times[step % 2] : nullptr;
+  const size_t first = times ? begin_times(state, section, step, reports, *times) : 0;
   begin_section(state);
   for (size_t i = 0; i < section.ops.size(); ++i) {
     const Op& op = section.ops[i];
@@ -91,23 +107,21 @@ Status queue_all(State& state, const BoundSection& section, int64_t step, bool r
     double from = times ? now_us() : 0;
     for (const int32_t event : queued.waits) backend.wait(event, queued.stream);
     if (times) {
-      times->issue_us[i] = now_us() - from;
-      backend.record(times->instructions[i].first, queued.stream);
+      times->issue_us[first + i] = now_us() - from;
+      backend.record(times->instructions[first + i].first, queued.stream);
       from = now_us();
     }
     if (Status status = queue_op(state, op, queued); !status)
       return located(op, step, std::move(status).error());
     if (queued.event >= 0) backend.record(queued.event, queued.stream);
     if (!times) continue;
-    times->issue_us[i] += now_us() - from;
-    backend.record(times->instructions[i].second, queued.stream);
+    times->issue_us[first + i] += now_us() - from;
+    backend.record(times->instructions[first + i].second, queued.stream);
   }
   state.activity.store("the end of its step", std::memory_order_release);
   PIPER_TRY(wait_sends(state, step));
   end_section(state, section, step, reports);
-  if (!times) return ok_status();
-  times->step = step;
-  backend.record(times->end, state.queues.all[0]);
+  if (times && reports) backend.record(times->end, state.queues.all[0]);
   return ok_status();
 }
 
@@ -224,9 +238,9 @@ Status prepare_section(State& state, BoundSection& section) {
 }
 
 Status prepare_times(State& state) {
-  for (TimedBody& times : state.queues.times) {
-    times.instructions.resize(state.body.ops.size());
-    times.issue_us.resize(state.body.ops.size());
+  for (StepEvents& times : state.queues.times) {
+    times.instructions.resize(state.events_of_step);
+    times.issue_us.resize(state.events_of_step);
     for (auto& [before, behind] : times.instructions) {
       PIPER_ASSIGN(before, state.backend.add_timed_event());
       PIPER_ASSIGN(behind, state.backend.add_timed_event());
@@ -237,24 +251,37 @@ Status prepare_times(State& state) {
   return ok_status();
 }
 
+// Reads the times of a step's sections, all of them or up to that of its reports.
+void read_runs(State& state, StepEvents& times, bool all) {
+  const auto at = [&](int32_t event) {
+    return times.began_us + state.backend.microseconds(times.begin, event);
+  };
+  for (StepEvents::Run& run : times.runs) {
+    const auto* const events = times.instructions.data() + run.first;
+    TraceEvent* const traced = run.is_read ? nullptr : next_trace(state, *run.section, times.step);
+    for (size_t i = 0; !run.is_read && i < run.section->ops.size(); ++i) {
+      const auto& [before, behind] = events[i];
+      state.recorder.lines[0].spend(run.section->ops[i].spent,
+                                    state.backend.microseconds(before, behind));
+      if (traced)
+        traced[i] = event_of(*run.section, times.step, i, at(before), at(behind),
+                             times.issue_us[run.first + i]);
+    }
+    run.is_read = true;
+    if (run.is_step && !all) return;
+  }
+}
+
+void read_times_left(State& state, StepEvents& times) {
+  if (times.began_us >= 0) read_runs(state, times, true);
+}
+
 // The device's clock is another one: the body's end is now.
 void read_times(State& state, int64_t step) {
-  TimedBody& times = state.queues.times[step % 2];
-  if (times.step != step) return;
-  times.step = -1;
-  for (size_t i = 0; i < times.instructions.size(); ++i)
-    state.recorder.lines[0].spend(
-        state.body.ops[i].spent,
-        state.backend.microseconds(times.instructions[i].first, times.instructions[i].second));
-  if (state.source.trace_steps == 0) return;
-  const double began = now_us() - state.backend.microseconds(times.begin, times.end);
-  const auto at = [&](int32_t event) {
-    return began + state.backend.microseconds(times.begin, event);
-  };
-  TraceEvent* event = next_trace(state, state.body);
-  for (size_t i = 0; i < times.instructions.size(); ++i)
-    event[i] = {step, static_cast<int32_t>(i), at(times.instructions[i].first),
-                at(times.instructions[i].second), times.issue_us[i]};
+  StepEvents& times = state.queues.times[step % 2];
+  if (times.step != step || times.began_us >= 0) return;
+  times.began_us = now_us() - state.backend.microseconds(times.begin, times.end);
+  read_runs(state, times, false);
 }
 
 Status prepare_graphs(State& state) {
@@ -267,9 +294,10 @@ Status queue_section(State& state, const BoundSection& section, int64_t step, bo
   Queues& queues = state.queues;
   PIPER_TRY(take_inputs(state, section, step));
   const bool is_body = &section == &state.body;
-  PIPER_TRY(queues.keeps_graphs && is_body && reports
-                ? queue_body(state, step)
-                : queue_all(state, section, step, reports, is_body && state.is_timed(step)));
+  PIPER_TRY(
+      queues.keeps_graphs && is_body && reports
+          ? queue_body(state, step)
+          : queue_all(state, section, step, reports, section.is_traced && state.is_timed(step)));
   if (reports) state.backend.record(queues.reported[step % 2], queues.all[0]);
   state.backend.record(queues.ended[state.sections % 2], queues.all[0]);
   return follow_up(state, section, step);

@@ -35,8 +35,12 @@ nlohmann::ordered_json name_row(const char* what, int64_t rank, int64_t row,
 }
 
 nlohmann::ordered_json event_of(const RankTrace& trace, const TraceEvent& event, double origin) {
-  const Instruction& one = trace.role->body[static_cast<size_t>(event.instruction)];
+  const std::vector<Instruction>& section =
+      event.update < 0 ? trace.role->body
+                       : trace.role->outer_updates[static_cast<size_t>(event.update)].instructions;
+  const Instruction& one = section[static_cast<size_t>(event.instruction)];
   nlohmann::ordered_json args = {{"step", event.step + 1}, {"instruction", event.instruction}};
+  if (event.update >= 0) args["outer_update"] = event.update;
   if (one.stage >= 0) args["stage"] = one.stage;
   if (one.micro >= 0) args["micro"] = one.micro;
   return {{"name", one.label.empty() ? to_string(one.kind) : one.label},
