@@ -41,10 +41,8 @@ class InputShapes {
   std::vector<Note> notes_;
 };
 
-// Returns how many samples the inputs of a model without dynamic dims have: what the strategy says,
-// if an input has as many, else what most inputs have, and of several such numbers the first.
-// Returns 0 where the strategy says what no input has.
-int64_t samples_of(const OnnxModel& model, int64_t wanted) {
+// Counts the inputs by their first dim's extent, in the order of inputs.
+std::vector<std::pair<int64_t, int>> count_extents(const OnnxModel& model) {
   std::vector<std::pair<int64_t, int>> counts;
   for (const OnnxInput& input : model.inputs) {
     if (input.dims.empty() || input.dims[0].value < 0) continue;
@@ -56,6 +54,14 @@ int64_t samples_of(const OnnxModel& model, int64_t wanted) {
     else
       ++known->second;
   }
+  return counts;
+}
+
+// Returns how many samples the inputs of a model without dynamic dims have: what the strategy says,
+// if an input has as many, else what most inputs have, and of several such numbers the first.
+// Returns 0 where the strategy says what no input has.
+int64_t samples_of(const OnnxModel& model, int64_t wanted) {
+  const std::vector<std::pair<int64_t, int>> counts = count_extents(model);
   if (wanted > 0)
     return std::any_of(counts.begin(), counts.end(),
                        [&](const auto& each) { return each.first == wanted; })
@@ -67,6 +73,15 @@ int64_t samples_of(const OnnxModel& model, int64_t wanted) {
   return most == counts.end() ? 0 : most->first;
 }
 
+std::vector<std::string> dynamic_dims(const OnnxModel& model) {
+  std::vector<std::string> dynamic;
+  for (const OnnxInput& input : model.inputs)
+    for (const OnnxDim& dim : input.dims)
+      if (!dim.param.empty() && !std::count(dynamic.begin(), dynamic.end(), dim.param))
+        dynamic.push_back(quote_control(dim.param));
+  return dynamic;
+}
+
 Status InputShapes::check_bindings() const {
   std::vector<std::string> names;
   for (const OnnxInput& input : model_.inputs) names.push_back(input.name);
@@ -75,11 +90,7 @@ Status InputShapes::check_bindings() const {
     return fail(binding.at, "the model has no input '{}' (it has {}){}", binding.name,
                 join(names, ", "), did_you_mean(binding.name, names));
   }
-  std::vector<std::string> dynamic;
-  for (const OnnxInput& input : model_.inputs)
-    for (const OnnxDim& dim : input.dims)
-      if (!dim.param.empty() && !std::count(dynamic.begin(), dynamic.end(), dim.param))
-        dynamic.push_back(quote_control(dim.param));
+  const std::vector<std::string> dynamic = dynamic_dims(model_);
   for (const DimSize& dim : options_.dims) {
     if (std::count(dynamic.begin(), dynamic.end(), dim.name)) continue;
     return fail(dim.at.file.empty() ? model_.at() : dim.at,
@@ -94,10 +105,9 @@ Status InputShapes::check_bindings() const {
 Result<int> InputShapes::batch_dim(const OnnxInput& input, const InputBinding* binding) {
   const int rank = static_cast<int>(input.dims.size());
   if (binding && binding->batch_dim) {
-    if (*binding->batch_dim < -1 || *binding->batch_dim >= rank) {
+    if (*binding->batch_dim < -1 || *binding->batch_dim >= rank)
       return fail(binding->at, "input '{}' has {} dims, and no dim {}", input.name, rank,
                   *binding->batch_dim);
-    }
     return *binding->batch_dim;
   }
   for (int d = 0; d < rank && !batch_param_.empty(); ++d) {
@@ -134,25 +144,26 @@ Status InputShapes::bind_batch(const OnnxInput& input, const OnnxDim& dim) {
                  std::to_string(dim.value));
 }
 
+Error is_dynamic(const OnnxModel& model, const OnnxInput& input, size_t d) {
+  const std::string& param = input.dims[d].param;
+  return fail(model.at(), "dim {} of input '{}'{} is dynamic: the strategy must bind it", d,
+              quote_control(input.name), param.empty() ? "" : " ('" + quote_control(param) + "')");
+}
+
 Result<int64_t> InputShapes::bind_dim(const OnnxInput& input, size_t d, bool is_batch) const {
   const OnnxDim& dim = input.dims[d];
   const InputBinding* binding = binding_of(options_, input.name);
   int64_t value = is_batch ? batch_ : dim.value;
   if (binding && binding->shape) {
     const int64_t named = (*binding->shape)[d];
-    if (value >= 0 && value != named) {
+    if (value >= 0 && value != named)
       return fail(binding->at, "input '{}' has {} in dim {}, not {}", input.name, value, d, named);
-    }
     value = named;
   }
   for (const DimSize& bound : options_.dims)
     if (value < 0 && bound.name == dim.param) value = bound.size;
   if (value < 0 && !batch_param_.empty() && dim.param == batch_param_) value = batch_;
-  if (value < 0) {
-    return fail(model_.at(), "dim {} of input '{}'{} is dynamic: the strategy must bind it", d,
-                quote_control(input.name),
-                dim.param.empty() ? "" : " ('" + quote_control(dim.param) + "')");
-  }
+  if (value < 0) return is_dynamic(model_, input, d);
   if (is_batch && value == 0)
     return fail(at(binding), "input '{}' has no samples: its dim {} is 0",
                 quote_control(input.name), d);

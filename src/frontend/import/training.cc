@@ -225,6 +225,13 @@ void TrainingReader::keep_forward() {
                 [&](const OnnxTensor& tensor) { return k++ >= first && !read.count(tensor.name); });
 }
 
+Error bound_to_nothing(const std::string& to, const std::string& from) {
+  return fail(
+      "training_info updates '{}' from '{}', which is neither a parameter, an "
+      "optimizer's state nor its T",
+      quote_control(to), quote_control(from));
+}
+
 Status TrainingReader::run() {
   for (const OnnxNode& node : model_.nodes)
     if (node.domain == kTrainingDomain && node.op == "Gradient") PIPER_TRY(read_gradient(node));
@@ -238,11 +245,7 @@ Status TrainingReader::run() {
   }
   if (out_.updates.empty()) return fail("training_info has no optimizer");
   for (const std::string& counter : counters_) bound_.erase(counter);
-  if (!bound_.empty())
-    return fail(
-        "training_info updates '{}' from '{}', which is neither a parameter, an "
-        "optimizer's state nor its T",
-        quote_control(bound_.begin()->first), quote_control(bound_.begin()->second));
+  if (!bound_.empty()) return bound_to_nothing(bound_.begin()->first, bound_.begin()->second);
   keep_forward();
   model_.algorithm.reset();
   model_.training = std::move(out_);

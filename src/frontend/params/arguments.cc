@@ -167,6 +167,19 @@ bool is_merged_away(const CallGraph& graph, const SignatureInput& input) {
          });
 }
 
+// Returns whether some of the slots may read another value that is equal.
+bool is_unsure(const CallGraph& graph, const Group& group, const SignatureInput& input,
+               const std::vector<const Slot*>& slots) {
+  const OnnxTensor& stored = graph.tensor(*slots[0]);
+  const auto named = static_cast<size_t>(
+      std::count_if(group.call.args.begin(), group.call.args.end(),
+                    [&](const CallArg& arg) { return arg.name == input.placeholder; }));
+  const bool scalar = num_elements(stored.type.shape) == 1 &&
+                      is_round(read_number(stored.data, stored.type.dtype, 0));
+  return graph.merges && is_uniform(stored.data, stored.type.dtype) && slots.size() > named &&
+         (scalar || !graph.unknowns(group).empty());
+}
+
 // A call in several nodes may read a parameter in several; and beside it a number that the exporter
 // merged with it, or computed.
 void claim_named(const CallGraph& graph, CallClaims& claims, const Group& group,
@@ -175,14 +188,7 @@ void claim_named(const CallGraph& graph, CallClaims& claims, const Group& group,
   for (const Slot& slot : group.slots)
     if (!claims.is_taken(slot) && graph.tensor(slot).name == input.target) slots.push_back(&slot);
   if (slots.empty()) return;
-  const OnnxTensor& stored = graph.tensor(*slots[0]);
-  const auto named = static_cast<size_t>(
-      std::count_if(group.call.args.begin(), group.call.args.end(),
-                    [&](const CallArg& arg) { return arg.name == input.placeholder; }));
-  const bool scalar = num_elements(stored.type.shape) == 1 &&
-                      is_round(read_number(stored.data, stored.type.dtype, 0));
-  const bool unsure = graph.merges && is_uniform(stored.data, stored.type.dtype) &&
-                      slots.size() > named && (scalar || !graph.unknowns(group).empty());
+  const bool unsure = is_unsure(graph, group, input, slots);
   for (const Slot* slot : slots) {
     claims.take(graph, *slot, input, {}, evidence_of(group));
     if (unsure && input.kind == "PARAMETER")

@@ -21,6 +21,16 @@ bool merges_equal(const OnnxModel& model) {
       });
 }
 
+std::vector<std::optional<Call>> parse_calls(const OnnxModel& model) {
+  constexpr size_t kBlock = 256;
+  std::vector<std::optional<Call>> calls(model.nodes.size());
+  in_parallel((calls.size() + kBlock - 1) / kBlock, [&](size_t b) {
+    for (size_t n = b * kBlock; n < std::min((b + 1) * kBlock, calls.size()); ++n)
+      calls[n] = parse_call(find_metadata(model.nodes[n].metadata, "pkg.torch.onnx.fx_node"));
+  });
+  return calls;
+}
+
 }  // namespace
 
 bool is_literal(std::string_view name) {
@@ -59,12 +69,7 @@ CallGraph::CallGraph(OnnxModel& m, std::vector<std::string>& s,
 }
 
 void CallGraph::make_groups() {
-  constexpr size_t kBlock = 256;
-  std::vector<std::optional<Call>> calls(model.nodes.size());
-  in_parallel((calls.size() + kBlock - 1) / kBlock, [&](size_t b) {
-    for (size_t n = b * kBlock; n < std::min((b + 1) * kBlock, calls.size()); ++n)
-      calls[n] = parse_call(find_metadata(node(n).metadata, "pkg.torch.onnx.fx_node"));
-  });
+  std::vector<std::optional<Call>> calls = parse_calls(model);
   for (size_t n = 0; n < model.nodes.size(); ++n) {
     for (const std::string& output : node(n).outputs)
       if (!output.empty()) maker_.emplace(output, n);

@@ -60,6 +60,7 @@ class Draws {
     std::string value, instead;
     bool both = false;  // it names `instead` as well
   };
+  void add_outputs(size_t n);
   void read_calls();
   const ReadingCall* call_at(size_t node) const {
     return of_node_[node] < 0 ? nullptr : &readers_[static_cast<size_t>(of_node_[node])];
@@ -98,16 +99,20 @@ bool Draws::is_random(size_t node) const {
          of->call.words[4] != "0.0";
 }
 
+void Draws::add_outputs(size_t n) {
+  for (const std::string& output : model_.nodes[n].outputs) {
+    if (output.empty()) continue;
+    maker_.emplace(output, n);
+    known_.insert(output);
+  }
+}
+
 void Draws::read_calls() {
   for (const SignatureInput& input : signature_) known_.insert(input.placeholder);
   for (const OnnxTensor& tensor : model_.initializers) known_.insert(tensor.name);
   for (const OnnxInput& input : model_.inputs) known_.insert(input.name);
   for (size_t n = 0; n < model_.nodes.size(); ++n) {
-    for (const std::string& output : model_.nodes[n].outputs) {
-      if (output.empty()) continue;
-      maker_.emplace(output, n);
-      known_.insert(output);
-    }
+    add_outputs(n);
     const std::string_view text = find_metadata(model_.nodes[n].metadata, "pkg.torch.onnx.fx_node");
     std::optional<Call> call = parse_call(text);
     of_node_.push_back(-1);

@@ -46,7 +46,8 @@ std::optional<double> number_added(const std::string& line) {
   return found;
 }
 
-Chain chain_of(const CallGraph& graph, const OnnxTensor& folded, const std::string& source) {
+// Returns what the folded value was made by, but for the last function.
+Chain chain_before(const CallGraph& graph, const OnnxTensor& folded, const std::string& source) {
   Chain chain;
   for (const std::string& name : folded.folded_from) {
     if (name == source) continue;
@@ -57,6 +58,11 @@ Chain chain_of(const CallGraph& graph, const OnnxTensor& folded, const std::stri
     else
       chain.functions.emplace_back(stem_of(name));
   }
+  return chain;
+}
+
+Chain chain_of(const CallGraph& graph, const OnnxTensor& folded, const std::string& source) {
+  Chain chain = chain_before(graph, folded, source);
   const std::string last(stem_of(folded.name));
   if (is_inlined(last))
     std::erase_if(chain.functions,
@@ -133,6 +139,17 @@ bool scales_a_norm(const CallGraph& graph, const Slot& slot) {
       });
 }
 
+// Returns the number that was folded with the source; nothing: there is none in the file.
+std::optional<double> folded_number(const CallGraph& graph, const OnnxTensor& folded,
+                                    const std::string& source) {
+  for (const std::string& name : folded.folded_from) {
+    const int literal = graph.index.find_float(name);
+    if (literal >= 0 && name != source && graph.tensor(literal).type.shape.empty())
+      return read_number(graph.tensor(literal).data, graph.tensor(literal).type.dtype, 0);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::vector<Slot> Fold::slots() const {
@@ -183,11 +200,7 @@ std::optional<double> added_number(const CallGraph& graph, const Fold& fold,
   const OnnxTensor& folded = graph.tensor(fold.initializer);
   const std::string& source = fold.sources[0];
   if (const auto said = stored_plus(prior, source)) return said;
-  for (const std::string& name : folded.folded_from) {
-    const int literal = graph.index.find_float(name);
-    if (literal >= 0 && name != source && graph.tensor(literal).type.shape.empty())
-      return read_number(graph.tensor(literal).data, graph.tensor(literal).type.dtype, 0);
-  }
+  if (const auto number = folded_number(graph, folded, source)) return number;
   const std::string leaf = source.substr(source.rfind('.') + 1);
   const std::vector<Slot> slots = fold.slots();
   for (const Slot& slot : slots) {

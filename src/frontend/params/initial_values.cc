@@ -251,6 +251,16 @@ Status InitialValues::run() {
   return check_rest();
 }
 
+// Adds the values of the parameters that the model's metadata do not show.
+void add_values(const OnnxModel& model, const Recovery& recovery,
+                const std::vector<NamedTensor>& values, PriorKnowledge& prior) {
+  const bool told =
+      !find_metadata(model.metadata, kSignatureKey).empty() || lists_parameters(model);
+  for (const NamedTensor& value : values)
+    if (!told || recovery.is_missing(value.name))
+      prior.values[value.name] = {value.name, value.type, value.data};
+}
+
 }  // namespace
 
 // A parameter is found without its value where there is one way. Else the value shows how the
@@ -263,11 +273,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   const OnnxModel file = model;
   const std::vector<std::string> file_scopes = scopes;
   PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, prior));
-  const bool told =
-      !find_metadata(model.metadata, kSignatureKey).empty() || lists_parameters(model);
-  for (const NamedTensor& value : values)
-    if (!told || recovery.is_missing(value.name))
-      prior.values[value.name] = {value.name, value.type, value.data};
+  add_values(model, recovery, values, prior);
   if (!prior.values.empty()) {
     model = file;
     scopes = file_scopes;

@@ -62,6 +62,21 @@ std::string module_beside(CallClaims& claims, const std::vector<Claim>& own,
   return {};
 }
 
+// Returns the only unclaimed parameter beside one that has not been trained; empty: there are
+// others.
+std::vector<std::string> only_other(const CallGraph& graph, CallClaims& claims,
+                                    const std::vector<Claim>& own) {
+  std::vector<std::string> out;
+  const int initializer = own[0].initializer;
+  if (own.size() != 1 || initializer < 0 ||
+      !is_uniform(graph.tensor(initializer).data, graph.tensor(initializer).type.dtype))
+    return out;
+  for (const std::string& name : unseen_in(graph, claims, scope_of_name(module_of(own[0].name))))
+    if (module_of(name) == module_of(own[0].name)) out.push_back(name);
+  if (out.size() != 1) return {};
+  return out;
+}
+
 // Returns the parameters of which a copy of what was made of `own` is made: those of a module
 // beside, else, of one that has not been trained, the only other unclaimed one of its module.
 std::vector<std::string> counterparts(const CallGraph& graph, CallClaims& claims,
@@ -73,13 +88,8 @@ std::vector<std::string> counterparts(const CallGraph& graph, CallClaims& claims
     for (const Claim& claim : own) out.push_back(module + "." + leaf_of(claim.name));
     return out;
   }
-  const int initializer = own[0].initializer;
-  if (own.size() != 1 || initializer < 0 ||
-      !is_uniform(graph.tensor(initializer).data, graph.tensor(initializer).type.dtype))
-    return out;
-  for (const std::string& name : unseen_in(graph, claims, scope_of_name(module_of(own[0].name))))
-    if (module_of(name) == module_of(own[0].name)) out.push_back(name);
-  if (out.size() != 1) return {};
+  out = only_other(graph, claims, own);
+  if (out.empty()) return out;
   claims.found.notes.push_back(
       {out[0], fmt::format("taken for what was merged with '{}', of which it has the value; "
                            "'exclude' it if it is unused",

@@ -42,6 +42,15 @@ void report_counterparts(CallClaims& claims, const std::vector<std::string>& tra
       if (differ_in_one_part(name, with)) claims.uncalled.emplace(name, why);
 }
 
+std::map<const Group*, std::vector<std::string>> names_by_call(const CallGraph& graph,
+                                                               const CallClaims& claims) {
+  std::map<const Group*, std::vector<std::string>> names;
+  for (const Claim& claim : claims.found.list)
+    if (const Group* group = graph.group_at(claim.node); group && !claim.name.empty())
+      names[group].push_back(claim.name);
+  return names;
+}
+
 }  // namespace
 
 std::string equal_module(const CallClaims& claims, const std::vector<Claim>& own,
@@ -66,10 +75,7 @@ std::string equal_module(const CallClaims& claims, const std::vector<Claim>& own
 
 std::vector<std::string> trained_just_before(const CallGraph& graph, const CallClaims& claims,
                                              std::string_view value) {
-  std::map<const Group*, std::vector<std::string>> names;
-  for (const Claim& claim : claims.found.list)
-    if (const Group* group = graph.group_at(claim.node); group && !claim.name.empty())
-      names[group].push_back(claim.name);
+  const std::map<const Group*, std::vector<std::string>> names = names_by_call(graph, claims);
   std::vector<std::string> out;
   std::vector<std::string_view> open{value};
   std::set<size_t> seen;

@@ -19,15 +19,30 @@ void report_part_readers(const CallGraph& graph, CallClaims& claims) {
   }
 }
 
+bool is_read_elsewhere(const KeptNames& kept, const Slot& slot) {
+  return std::any_of(kept.parts.begin(), kept.parts.end(), [&](const Slot& other) {
+    return other.initializer == slot.initializer && other.node != slot.node;
+  });
+}
+
+std::vector<std::string> unseen_parts(const CallGraph& graph, const CallClaims& claims,
+                                      const std::string& scope, const std::string& own,
+                                      const std::string& stored) {
+  std::vector<std::string> unseen = unseen_in(graph, claims, scope);
+  std::erase_if(unseen, [&](const std::string& lost) {
+    const bool beside = scope == own && scope_of_name(module_of(lost)) != own;
+    return beside || !graph.may_stand_for(stored, lost);
+  });
+  return unseen;
+}
+
 // What other modules read in parts, beside that whose name it has, may be their own; and what is
 // read elsewhere, too, may be two parameters of its module.
 void report_part(const CallGraph& graph, CallClaims& claims, const KeptNames& kept,
                  const Slot& slot) {
   const std::string& stored = graph.tensor(slot).name;
   std::string own;  // the module
-  bool elsewhere = std::any_of(kept.parts.begin(), kept.parts.end(), [&](const Slot& other) {
-    return other.initializer == slot.initializer && other.node != slot.node;
-  });
+  bool elsewhere = is_read_elsewhere(kept, slot);
   for (const Claim& claim : claims.found.list) {
     if (claim.node == slot.node && claim.input == slot.input)
       own = scope_of_name(module_of(claim.name));
@@ -37,11 +52,7 @@ void report_part(const CallGraph& graph, CallClaims& claims, const KeptNames& ke
   for (const Group* reader : graph.readers_of_node(slot.node)) {
     const std::string& scope = graph.scope_of(*reader);
     if (scope == own && !elsewhere) continue;
-    std::vector<std::string> unseen = unseen_in(graph, claims, scope);
-    std::erase_if(unseen, [&](const std::string& lost) {
-      const bool beside = scope == own && scope_of_name(module_of(lost)) != own;
-      return beside || !graph.may_stand_for(stored, lost);
-    });
+    const std::vector<std::string> unseen = unseen_parts(graph, claims, scope, own, stored);
     claims.report_uncalled(unseen, fmt::format("'{}', of which {} reads parts, may stand for it",
                                                stored, reader->call.name));
   }

@@ -119,9 +119,8 @@ Chance chance_of(const Constant& constant, const Removed& removed,
   return applied ? Chance::kLikely : usual ? Chance::kPossible : Chance::kNone;
 }
 
-}  // namespace
-
-std::set<std::string> vanished_functions(const CallGraph& graph) {
+// Returns the numbers that the names of values have, by function.
+std::map<std::string, std::set<int64_t>> numbers_of_functions(const CallGraph& graph) {
   std::map<std::string, std::set<int64_t>> numbers;
   const auto see = [&](std::string_view name) {
     const std::string_view stem = stem_of(name);
@@ -138,8 +137,25 @@ std::set<std::string> vanished_functions(const CallGraph& graph) {
     see(t.name);
     for (const std::string& name : t.folded_from) see(name);
   }
+  return numbers;
+}
+
+void report_constants(const Removed& removed, const std::set<std::string>& vanished,
+                      std::vector<Constant>& all, CallClaims& claims) {
+  for (Constant& constant : all) {
+    const Chance chance = chance_of(constant, removed, vanished);
+    if (chance == Chance::kLikely)
+      claims.report(constant.name, removed.why + ", and may have been made of it");
+    else if (chance == Chance::kPossible && !std::exchange(constant.noted, true))
+      claims.found.notes.push_back({constant.name, kPossible});
+  }
+}
+
+}  // namespace
+
+std::set<std::string> vanished_functions(const CallGraph& graph) {
   std::set<std::string> out;
-  for (const auto& [stem, seen] : numbers) {
+  for (const auto& [stem, seen] : numbers_of_functions(graph)) {
     const int64_t first = stem == "sum" || stem == "abs" ? 1 : 0;  // names that Python has itself
     if (static_cast<int64_t>(seen.size()) <= *seen.rbegin() - first) out.insert(stem);
   }
@@ -156,13 +172,7 @@ CallClaims report_removed(const CallGraph& graph, CallClaims claims) {
     };
     for (const std::string& name : claims.found.lost)
       if (is_near(name)) claims.uncalled.emplace(name, removed.why);
-    for (Constant& constant : all) {
-      const Chance chance = chance_of(constant, removed, vanished);
-      if (chance == Chance::kLikely)
-        claims.report(constant.name, removed.why + ", and may have been made of it");
-      else if (chance == Chance::kPossible && !std::exchange(constant.noted, true))
-        claims.found.notes.push_back({constant.name, kPossible});
-    }
+    report_constants(removed, vanished, all, claims);
     for (const auto& [name, initializer] : claims.partial) {
       const std::string& part = graph.tensor(initializer).name;
       if (stem_of(part) == "select" && is_near(name))

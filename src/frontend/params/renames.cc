@@ -34,6 +34,18 @@ Status check_template(const ParamRule& rule, const Glob& glob) {
   return ok_status();
 }
 
+namespace {
+
+void fill_captures(std::string& segment, const GlobMatch& match) {
+  for (const auto& [name, value] : match.captures) {
+    const std::string key = "{" + name + "}";
+    for (size_t at = segment.find(key); at != segment.npos; at = segment.find(key))
+      segment.replace(at, key.size(), std::to_string(value));
+  }
+}
+
+}  // namespace
+
 std::string renamed(const ParamRule& rule, const GlobMatch& match, const std::string& path) {
   const std::vector<std::string> from = split_text(rule.match, '/'), is = split_text(path, '/');
   const size_t before =
@@ -46,11 +58,7 @@ std::string renamed(const ParamRule& rule, const GlobMatch& match, const std::st
                  is.end() - static_cast<int64_t>(behind));
       continue;
     }
-    for (const auto& [name, value] : match.captures) {
-      const std::string key = "{" + name + "}";
-      for (size_t at = segment.find(key); at != segment.npos; at = segment.find(key))
-        segment.replace(at, key.size(), std::to_string(value));
-    }
+    fill_captures(segment, match);
     out.push_back(std::move(segment));
   }
   return join(out, ".");

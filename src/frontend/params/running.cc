@@ -38,6 +38,18 @@ class Keeper {
   }
 
  private:
+  void add_statistic(const OnnxTensor& tensor, const std::string& name) {
+    add_uses(tensor);
+    out_.params.push_back({.name = name,
+                           .evidence = "running statistic",
+                           .initializer = tensor.name,
+                           .type = tensor.type,
+                           .data = tensor.data,
+                           .running = true});
+    std::erase_if(out_.constants,
+                  [&](const std::string& line) { return line.starts_with(tensor.name + " "); });
+  }
+
   void keep(size_t node, size_t input, const char* role) {
     const auto known = std::find_if(out_.uses.begin(), out_.uses.end(), [&](const ParamUse& use) {
       return use.node == node && use.input == input;
@@ -53,15 +65,7 @@ class Keeper {
     if (std::any_of(out_.params.begin(), out_.params.end(),
                     [&](const RecoveredParam& param) { return param.name == name; }))
       return;
-    add_uses(tensor);
-    out_.params.push_back({.name = name,
-                           .evidence = "running statistic",
-                           .initializer = tensor.name,
-                           .type = tensor.type,
-                           .data = tensor.data,
-                           .running = true});
-    std::erase_if(out_.constants,
-                  [&](const std::string& line) { return line.starts_with(tensor.name + " "); });
+    add_statistic(tensor, name);
   }
   // Adds the uses of the parameter that comes next.
   void add_uses(const OnnxTensor& tensor) {

@@ -30,6 +30,19 @@ Ways permutations(const Shape& from) {
   return out;
 }
 
+void add_parts(const OnnxTensor& whole, const OnnxTensor& part, size_t axis, const Shape& cut,
+               Ways& out) {
+  const Shape& shape = whole.type.shape;
+  const int64_t length = cut[axis];
+  for (int64_t start = 0; start + length <= shape[axis]; ++start) {
+    const OnnxTensor here{
+        "", {whole.type.dtype, part.type.shape}, slice_of(whole, axis, start, cut)};
+    if (!nearly_equal(here, part, 4)) continue;
+    out.push_back({slice_step(shape, static_cast<int64_t>(axis), start, start + length)});
+    if (part.type.shape != cut) out.back().push_back(reshape_step(cut, part.type.shape));
+  }
+}
+
 // Returns all parts along one dim that have the shape and the bytes.
 Ways parts(const OnnxTensor& whole, const OnnxTensor& part) {
   Ways out;
@@ -43,13 +56,7 @@ Ways parts(const OnnxTensor& whole, const OnnxTensor& part) {
     Shape dropped = cut;
     dropped.erase(dropped.begin() + static_cast<int64_t>(axis));
     if (part.type.shape != cut && !(length == 1 && part.type.shape == dropped)) continue;
-    for (int64_t start = 0; start + length <= shape[axis]; ++start) {
-      const OnnxTensor here{
-          "", {whole.type.dtype, part.type.shape}, slice_of(whole, axis, start, cut)};
-      if (!nearly_equal(here, part, 4)) continue;
-      out.push_back({slice_step(shape, static_cast<int64_t>(axis), start, start + length)});
-      if (part.type.shape != cut) out.back().push_back(reshape_step(cut, part.type.shape));
-    }
+    add_parts(whole, part, axis, cut, out);
   }
   if (out.size() > 1) out.clear();  // which one is not to be seen
   return out;

@@ -12,6 +12,14 @@ namespace {
 
 Shape leading(const Shape& shape) { return {shape.begin(), shape.end() - 2}; }
 
+ViewDims dims_of_product(const ViewDims& y, bool width_first, const Shape& made) {
+  ViewDims rows{y[0], y[1], y[2], y[3]};
+  if (width_first) std::swap(rows[2], rows[3]);
+  std::optional<ViewDims> dims = cut(joined(rows), made);
+  PIPER_CHECK(dims.has_value(), "a product is not of its own dims");
+  return *std::move(dims);
+}
+
 }  // namespace
 
 std::optional<AttentionFound> AttentionFinder::find(size_t index) {
@@ -151,11 +159,9 @@ std::optional<Side> AttentionFinder::best_side(const Operands& all, const Attent
     if (!lead || !is_repeated((*lead)[2]) || (group == 1 && !(*lead)[2].empty())) continue;
     if (of_keys && has_repeats((*lead)[0])) continue;
     for (const bool tokens_first : {false, true}) {
-      Side side{operand.base,
-                {(*lead)[0], (*lead)[1], operand.tokens, operand.width},
-                tokens_first,
-                operand.factor};
-      if (tokens_first) std::swap(side.dims[1], side.dims[2]);
+      ViewDims dims{(*lead)[0], (*lead)[1], operand.tokens, operand.width};
+      if (tokens_first) std::swap(dims[1], dims[2]);
+      Side side{operand.base, std::move(dims), tokens_first, operand.factor};
       const ViewOps ops = ops_of(shape(side.base), side.dims);
       side.cost = 4 * int{ops.expands} + 2 * int{ops.transposes} + int{ops.reshapes};
       if (!best || side.cost < best->cost || (side.cost == best->cost && side.base != best->base))
@@ -243,11 +249,7 @@ void AttentionFinder::take_views(size_t index, bool width_first, AttentionFound&
       shape(last.outputs[0])[shape(last.outputs[0]).size() - (width_first ? 2 : 1)];
   const ViewDims y = dims_of({found.batch, found.heads, found.queries, width});
   const Modes tokens_first = joined({y[0], y[2], y[1], y[3]});
-  const Shape made = shape(last.outputs[0]);
-  ViewDims rows{y[0], y[1], y[2], y[3]};
-  if (width_first) std::swap(rows[2], rows[3]);
-  std::optional<ViewDims> dims = cut(joined(rows), made);
-  PIPER_CHECK(dims.has_value(), "a product is not of its own dims");
+  std::optional<ViewDims> dims = dims_of_product(y, width_first, shape(last.outputs[0]));
   found.y = *dims;
   for (size_t node = index; dims;) {
     if (joined(*dims) == tokens_first) {

@@ -45,6 +45,12 @@ ConstantMask read_mask(const std::vector<std::vector<bool>>& seen) {
   return {ConstantMask::kCausal, offset};
 }
 
+bool rises_by_one(const std::vector<double>& all) {
+  for (size_t i = 1; i < all.size(); ++i)
+    if (all[i] != all[i - 1] + 1) return false;
+  return true;
+}
+
 }  // namespace
 
 // Says what leads from a value to the scores: a view, or else that it is broadcast to a shape.
@@ -200,12 +206,7 @@ std::optional<int64_t> ScoreReader::counted(const MaskStep& step) const {
     return std::nullopt;
   const auto last = match_.elements(node->inputs[0]), key = match_.elements(node->inputs[1]);
   if (!last || !key || key->size() != static_cast<size_t>(keys_)) return std::nullopt;
-  const auto rises = [](const std::vector<double>& all) {
-    for (size_t i = 1; i < all.size(); ++i)
-      if (all[i] != all[i - 1] + 1) return false;
-    return true;
-  };
-  if (!rises(*last) || !rises(*key)) return std::nullopt;
+  if (!rises_by_one(*last) || !rises_by_one(*key)) return std::nullopt;
   return static_cast<int64_t>(last->front() - key->front());
 }
 

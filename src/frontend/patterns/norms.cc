@@ -184,6 +184,18 @@ void make_norm(Graph& graph, size_t index, const Norm& norm) {
                   {{"axis", norm.axis}, {"epsilon", norm.epsilon}}));
 }
 
+// Marks what the node is made of, but for `x`.
+void mark_inside(const Graph& graph, const Node& node, ValueId x, std::vector<bool>& inside) {
+  for (ValueId input : node.inputs) {
+    if (input == x) continue;
+    inside[input.index()] = true;
+    const NodeId producer = graph.value(input).producer;
+    if (!producer.valid()) continue;
+    for (ValueId deeper : graph.node(producer).inputs)
+      if (deeper.valid() && deeper != x) inside[deeper.index()] = true;
+  }
+}
+
 Count recognise_norms(Graph& graph, bool centred) {
   // The whole norm first: what is inside one is not found again.
   std::vector<std::pair<size_t, Norm>> found;
@@ -194,14 +206,7 @@ Count recognise_norms(Graph& graph, bool centred) {
     if (inside[node.outputs[0].index()]) continue;
     const auto norm = finder.find(node);
     if (!norm || norm->centred != centred) continue;
-    for (ValueId input : node.inputs) {
-      if (input == norm->x) continue;
-      inside[input.index()] = true;
-      const NodeId producer = graph.value(input).producer;
-      if (!producer.valid()) continue;
-      for (ValueId deeper : graph.node(producer).inputs)
-        if (deeper.valid() && deeper != norm->x) inside[deeper.index()] = true;
-    }
+    mark_inside(graph, node, norm->x, inside);
     found.emplace_back(i, *norm);
   }
   for (const auto& [i, norm] : found) make_norm(graph, i, norm);
@@ -242,6 +247,21 @@ std::optional<std::array<ValueId, 3>> find_grouped(const Graph& graph, const Mat
   return std::array{in->inputs[0], mul->inputs[1], add.inputs[1]};
 }
 
+void make_group_norm(Graph& graph, size_t i, std::span<const ValueId> found, int64_t groups,
+                     double epsilon) {
+  Builder build(graph);
+  const Node last = graph.nodes[i];
+  build.scope = last.scope;
+  build.tags = last.tags;
+  build.name_prefix = last.name + "/";
+  const Shape channels{build.shape(found[0])[1]};
+  const ValueId scale = build.reshape(found[1], channels);
+  const ValueId bias = build.reshape(found[2], channels);
+  become(
+      graph, i,
+      build.op("GroupNorm", {found[0], scale, bias}, {{"groups", groups}, {"epsilon", epsilon}}));
+}
+
 }  // namespace
 
 Count recognise_layer_norm(Graph& graph) { return recognise_norms(graph, true); }
@@ -256,17 +276,7 @@ Count recognise_group_norm(Graph& graph) {
     double epsilon = 0;
     const auto found = find_grouped(graph, match, graph.nodes[i], groups, epsilon);
     if (!found) continue;
-    Builder build(graph);
-    const Node last = graph.nodes[i];
-    build.scope = last.scope;
-    build.tags = last.tags;
-    build.name_prefix = last.name + "/";
-    const Shape channels{build.shape((*found)[0])[1]};
-    const ValueId scale = build.reshape((*found)[1], channels);
-    const ValueId bias = build.reshape((*found)[2], channels);
-    become(graph, i,
-           build.op("GroupNorm", {(*found)[0], scale, bias},
-                    {{"groups", groups}, {"epsilon", epsilon}}));
+    make_group_norm(graph, i, *found, groups, epsilon);
     ++count;
   }
   return count;

@@ -119,12 +119,10 @@ class PickedLoss {
     logits = log->inputs[0];
     labels = reshape->inputs[0];
     if (mask_ && !replaces(labels)) return false;
-    if (mask_) labels = mask_->labels;
-    if (mask_) ignored = mask_->ignored;
+    if (mask_) labels = mask_->labels, ignored = mask_->ignored;
     // GatherElements counts negative labels from the end, a cross-entropy knows none.
-    const int64_t classes = graph_.value(logits).type.shape.back();
     return graph_.value(labels).type == TensorType{DType::kI64, lead} &&
-           range_.is_within(labels, classes, ignored, true);
+           range_.is_within(labels, graph_.value(logits).type.shape.back(), ignored, true);
   }
 
   // Labels are kept wherever they count: themselves, or a number instead of the ignored or of

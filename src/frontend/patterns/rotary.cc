@@ -96,16 +96,18 @@ class RotaryFinder {
     if (is_new) known->second = is_repetition(table);
     return known->second;
   }
+  static bool halves_are_equal(const std::vector<double>& elements, int64_t n) {
+    for (size_t i = 0; i < elements.size(); i += static_cast<size_t>(n)) {
+      for (size_t j = i; j < i + static_cast<size_t>(n / 2); ++j)
+        if (elements[j] != elements[j + static_cast<size_t>(n / 2)]) return false;
+    }
+    return true;
+  }
+
   bool is_repetition(ValueId table) const {
     const int64_t n = shape(table).back();
     if (n % 2 != 0) return false;
-    if (const auto elements = match_.elements(table)) {
-      for (size_t i = 0; i < elements->size(); i += static_cast<size_t>(n)) {
-        for (size_t j = i; j < i + static_cast<size_t>(n / 2); ++j)
-          if ((*elements)[j] != (*elements)[j + static_cast<size_t>(n / 2)]) return false;
-      }
-      return true;
-    }
+    if (const auto elements = match_.elements(table)) return halves_are_equal(*elements, n);
     const Node* node = match_.producer(table);
     if (!node) return false;
     if (node->op == "Concat" && node->inputs.size() == 2)

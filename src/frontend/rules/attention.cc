@@ -28,17 +28,26 @@ Result<Val> repeat_heads(RuleContext& c, const Val& x, int64_t heads) {
   return c.reshape(wide, {x.shape[0], heads, x.shape[2], x.shape[3]});
 }
 
+namespace {
+
+// Returns by query and key whether the key's number is at most the query's bound, or, `from` it, at
+// least: the bound is `first` for the first query, and one more for each that follows.
+Result<Val> bounded_keys(RuleContext& c, int64_t queries, int64_t keys, int64_t first, bool from) {
+  std::vector<int64_t> bounds(static_cast<size_t>(queries));
+  std::iota(bounds.begin(), bounds.end(), first);
+  PIPER_ASSIGN(const Val rows, c.reshape(integers_val(bounds), {queries, 1}));
+  PIPER_ASSIGN(const Val columns, c.emit.count_to(keys));
+  const Val &greater = from ? columns : rows, &less = from ? rows : columns;
+  return graph_val(c.emit.graph(), c.emit.build().op1("GreaterOrEqual",
+                                                      {c.emit.id_of(greater), c.emit.id_of(less)}));
+}
+
+}  // namespace
+
 Result<Val> causal_mask(RuleContext& c, int64_t queries, int64_t keys, int64_t past,
                         int64_t window) {
-  if (window ==
-      0) {  // as a comparison: of long texts the mask itself would be the largest constant
-    std::vector<int64_t> last(static_cast<size_t>(queries));
-    std::iota(last.begin(), last.end(), past);
-    PIPER_ASSIGN(const Val rows, c.reshape(integers_val(last), {queries, 1}));
-    PIPER_ASSIGN(const Val columns, c.emit.count_to(keys));
-    return graph_val(c.emit.graph(), c.emit.build().op1("GreaterOrEqual", {c.emit.id_of(rows),
-                                                                           c.emit.id_of(columns)}));
-  }
+  // As a comparison: of long texts the mask itself would be the largest constant.
+  if (window == 0) return bounded_keys(c, queries, keys, past, false);
   if (queries * keys > (1 << 28)) return c.error("its mask is too large");
   PIPER_TRY(c.emit.take_room({DType::kBool, {queries, keys}}));
   std::vector<uint8_t> mask(static_cast<size_t>(queries * keys));
@@ -75,6 +84,16 @@ struct Heads {
   bool flat = false;  // they came as [batch, tokens, heads·width], and so goes the result
 };
 
+// Puts the past keys and values before the others.
+Status add_past_heads(RuleContext& c, Heads& h) {
+  if (c.in(4).rank() != 4 || c.in(5).rank() != 4)
+    return c.error("needs past keys and values of 4 dims");
+  h.past = c.in(4).shape[2];
+  PIPER_ASSIGN(h.k, c.op("Concat", {c.in(4), h.k}, {{"axis", int64_t{2}}}));
+  PIPER_ASSIGN(h.v, c.op("Concat", {c.in(5), h.v}, {{"axis", int64_t{2}}}));
+  return ok_status();
+}
+
 Result<Heads> read_heads(RuleContext& c) {
   c.pass_over({"kv_num_heads", "q_num_heads"});
   Heads h{.q = c.in(0), .k = c.in(1), .v = c.in(2), .flat = c.in(0).rank() == 3};
@@ -89,11 +108,7 @@ Result<Heads> read_heads(RuleContext& c) {
     return c.error("needs operands of 3 or 4 dims");
   if (c.has(4) != c.has(5)) return c.error("has only past keys or only past values");
   if (!c.has(4)) return h;
-  if (c.in(4).rank() != 4 || c.in(5).rank() != 4)
-    return c.error("needs past keys and values of 4 dims");
-  h.past = c.in(4).shape[2];
-  PIPER_ASSIGN(h.k, c.op("Concat", {c.in(4), h.k}, {{"axis", int64_t{2}}}));
-  PIPER_ASSIGN(h.v, c.op("Concat", {c.in(5), h.v}, {{"axis", int64_t{2}}}));
+  PIPER_TRY(add_past_heads(c, h));
   return h;
 }
 
@@ -113,13 +128,7 @@ Result<Val> windowed(RuleContext& c, Val scores, int64_t past, const Val& lowest
   const int64_t before = std::min(left, past + queries);
   if (past + queries - before > keys)
     return c.error("not supported: a window of {} keys that leaves queries without any", left);
-  std::vector<int64_t> first(static_cast<size_t>(queries));
-  std::iota(first.begin(), first.end(), past - before);
-  PIPER_ASSIGN(const Val rows, c.reshape(integers_val(first), {queries, 1}));
-  PIPER_ASSIGN(const Val columns, c.emit.count_to(keys));
-  const Val mask =
-      graph_val(c.emit.graph(),
-                c.emit.build().op1("GreaterOrEqual", {c.emit.id_of(columns), c.emit.id_of(rows)}));
+  PIPER_ASSIGN(const Val mask, bounded_keys(c, queries, keys, past - before, true));
   return c.pointwise("Where", {mask, scores, lowest});
 }
 
@@ -222,14 +231,20 @@ Result<std::pair<Val, Val>> turned(RuleContext& c, const Val& a, const Val& b, c
   return std::pair(std::move(first), std::move(second));
 }
 
+Status check_tables(RuleContext& c, const Val& cos, const Val& sin, int64_t width) {
+  const int64_t half = cos.shape.back();
+  if (sin.shape != cos.shape || 2 * half > width)
+    return c.error("its tables {} and {} do not fit {} elements", to_string(cos.shape),
+                   to_string(sin.shape), width);
+  return ok_status();
+}
+
 }  // namespace
 
 Result<Val> rotated(RuleContext& c, const Val& x, const Val& cos, const Val& sin,
                     bool interleaved) {
   const int64_t width = x.shape[3], half = cos.shape.back();
-  if (sin.shape != cos.shape || 2 * half > width)
-    return c.error("its tables {} and {} do not fit {} elements", to_string(cos.shape),
-                   to_string(sin.shape), width);
+  PIPER_TRY(check_tables(c, cos, sin, width));
   PIPER_ASSIGN(const Val a, last_dims(c, x, 0, interleaved ? 2 : 1, half));
   PIPER_ASSIGN(const Val b, last_dims(c, x, interleaved ? 1 : half, interleaved ? 2 : 1, half));
   PIPER_ASSIGN(auto both, turned(c, a, b, cos, sin));
@@ -260,6 +275,15 @@ Result<Val> table(RuleContext& c, const Val& cache) {
   return c.reshape(rows, {rows.shape[0], 1, rows.shape[1], rows.shape[2]});
 }
 
+// Returns how many elements of each head turn.
+Result<int64_t> turning_width(RuleContext& c, int64_t width) {
+  const int64_t turning =
+      c.integer("rotary_embedding_dim", 0) > 0 ? c.integer("rotary_embedding_dim", 0) : width;
+  if (turning % 2 != 0 || turning > width)
+    return c.error("cannot turn {} of {} elements", turning, width);
+  return turning;
+}
+
 Result<Vals> rotary(RuleContext& c) {
   PIPER_TRY(c.need(3, 4));
   Val x = c.in(0);
@@ -269,11 +293,7 @@ Result<Vals> rotary(RuleContext& c) {
     PIPER_ASSIGN(x, split_heads(c, x, c.integer("num_heads", 0)));
   }
   if (x.rank() != 4) return c.error("needs a value of 3 or 4 dims, got {}", to_string(x.shape));
-  const int64_t width = x.shape[3];
-  const int64_t turning =
-      c.integer("rotary_embedding_dim", 0) > 0 ? c.integer("rotary_embedding_dim", 0) : width;
-  if (turning % 2 != 0 || turning > width)
-    return c.error("cannot turn {} of {} elements", turning, width);
+  PIPER_ASSIGN(const int64_t turning, turning_width(c, x.shape[3]));
   PIPER_ASSIGN(const Val cos, table(c, c.in(1)));
   PIPER_ASSIGN(const Val sin, table(c, c.in(2)));
   if (cos.shape[3] != turning / 2 || sin.shape != cos.shape)

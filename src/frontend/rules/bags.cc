@@ -59,9 +59,19 @@ Result<Val> reduced_bags(RuleContext& c, const Val& x, int64_t mode) {
   return c.mul(sum, c.number(1.0 / static_cast<double>(x.shape[1]), sum));
 }
 
+Result<Val> greatest_of_bags(RuleContext& c, const Val& rows, const Val& inside, const Val& sizes) {
+  const int64_t bags = inside.shape[0], count = inside.shape[1], width = rows.shape[1];
+  PIPER_ASSIGN(const Val mask, c.reshape(inside, {bags, count, 1}));
+  PIPER_ASSIGN(Val x, c.reshape(rows, {1, count, width}));
+  PIPER_ASSIGN(x, c.pointwise("Where", {mask, x, c.number(-INFINITY, x)}));
+  PIPER_ASSIGN(x, reduced_bags(c, x, kBagMax));
+  PIPER_ASSIGN(const Val any, c.pointwise("Greater", {sizes, c.number(0, sizes)}));
+  return c.pointwise("Where", {any, x, c.number(0, x)});
+}
+
 // Reduces bags of any sizes: a matrix says which rows are in which bag. Of no rows they are 0.
 Result<Val> uneven_bags(RuleContext& c, const Val& rows, const Val& bounds, int64_t mode) {
-  const int64_t bags = bounds.shape[0] - 1, count = rows.shape[0], width = rows.shape[1];
+  const int64_t bags = bounds.shape[0] - 1, count = rows.shape[0];
   PIPER_ASSIGN(Val place, c.emit.count_to(count));
   PIPER_ASSIGN(place, c.reshape(place, {1, count}));
   Val ends[2];
@@ -74,18 +84,21 @@ Result<Val> uneven_bags(RuleContext& c, const Val& rows, const Val& bounds, int6
   PIPER_ASSIGN(const Val inside, c.pointwise("And", {from, before}));
   PIPER_ASSIGN(const Val ones, c.cast(inside, rows.dtype));
   PIPER_ASSIGN(Val sizes, c.reduce_sum(ones, {1}, true));
-  if (mode == kBagMax) {
-    PIPER_ASSIGN(const Val mask, c.reshape(inside, {bags, count, 1}));
-    PIPER_ASSIGN(Val x, c.reshape(rows, {1, count, width}));
-    PIPER_ASSIGN(x, c.pointwise("Where", {mask, x, c.number(-INFINITY, x)}));
-    PIPER_ASSIGN(x, reduced_bags(c, x, mode));
-    PIPER_ASSIGN(const Val any, c.pointwise("Greater", {sizes, c.number(0, sizes)}));
-    return c.pointwise("Where", {any, x, c.number(0, x)});
-  }
+  if (mode == kBagMax) return greatest_of_bags(c, rows, inside, sizes);
   PIPER_ASSIGN(const Val sum, c.matmul(ones, rows));
   if (mode == kBagSum) return sum;
   PIPER_ASSIGN(sizes, c.pointwise("Max", {sizes, c.number(1, sizes)}));
   return c.pointwise("Div", {sum, sizes});
+}
+
+// Returns whether each bag is known to have that size.
+Result<bool> is_even(RuleContext& c, const Val& bounds, int64_t bags, int64_t size) {
+  bool even = bounds.is_constant() && size > 0;
+  if (even) {
+    PIPER_ASSIGN(const std::vector<int64_t> at, c.constant_integers(1, "bounds"));
+    for (int64_t k = 0; k <= bags; ++k) even = even && at[static_cast<size_t>(k)] == k * size;
+  }
+  return even;
 }
 
 // Reads the rows [count, width] and the bounds of the bags: where each begins, and where the last
@@ -102,11 +115,7 @@ Result<Vals> embedding_bag(RuleContext& c) {
                    to_string(c.in(1).shape));
   PIPER_ASSIGN(const Val bounds, c.cast(c.in(1), DType::kI64));
   const int64_t bags = bounds.shape[0] - 1, size = bags > 0 ? rows.shape[0] / bags : 0;
-  bool even = bounds.is_constant() && size > 0;
-  if (even) {
-    PIPER_ASSIGN(const std::vector<int64_t> at, c.constant_integers(1, "bounds"));
-    for (int64_t k = 0; k <= bags; ++k) even = even && at[static_cast<size_t>(k)] == k * size;
-  }
+  PIPER_ASSIGN(const bool even, is_even(c, bounds, bags, size));
   if (!even) return single(uneven_bags(c, rows, bounds, mode));
   PIPER_ASSIGN(const Val x, c.reshape(rows, {bags, size, rows.shape[1]}));
   return single(reduced_bags(c, x, mode));

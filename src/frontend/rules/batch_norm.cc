@@ -119,6 +119,28 @@ Result<Vals> batch_norm(RuleContext& c) {
   return out;
 }
 
+// Returns for each channel the sum over `size` of them around it.
+Result<Val> sums_of_channels(RuleContext& c, Val squares, int64_t size) {
+  const Shape shape = squares.shape;
+  std::vector<int64_t> before(shape.size(), 0), after(shape.size(), 0);
+  before[1] = (size - 1) / 2;
+  after[1] = size - 1 - before[1];
+  PIPER_ASSIGN(squares,
+               c.op("Pad", {squares}, {{"before", before}, {"after", after}, {"value", 0.0}}));
+  Val sum;
+  for (int64_t k = 0; k < size; ++k) {
+    std::vector<int64_t> starts(shape.size(), 0);
+    starts[1] = k;
+    PIPER_ASSIGN(Val part, c.slice(squares, starts, std::vector<int64_t>(shape.size(), 1), shape));
+    if (k == 0) {
+      sum = std::move(part);
+    } else {
+      PIPER_ASSIGN(sum, c.pointwise("Add", {sum, part}));
+    }
+  }
+  return sum;
+}
+
 // x / (bias + alpha/size · sum of squares of `size` channels around)^beta
 Result<Vals> local_response(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
@@ -128,22 +150,7 @@ Result<Vals> local_response(RuleContext& c) {
     return c.error("of {} channels of {}", size, to_string(x.shape));
   PIPER_ASSIGN(const Val wide, in_range_of_sums(c, x));
   PIPER_ASSIGN(Val squares, c.pointwise("Mul", {wide, wide}));
-  std::vector<int64_t> before(x.rank(), 0), after(x.rank(), 0);
-  before[1] = (size - 1) / 2;
-  after[1] = size - 1 - before[1];
-  PIPER_ASSIGN(squares,
-               c.op("Pad", {squares}, {{"before", before}, {"after", after}, {"value", 0.0}}));
-  Val sum;
-  for (int64_t k = 0; k < size; ++k) {
-    std::vector<int64_t> starts(x.rank(), 0);
-    starts[1] = k;
-    PIPER_ASSIGN(Val part, c.slice(squares, starts, std::vector<int64_t>(x.rank(), 1), x.shape));
-    if (k == 0) {
-      sum = std::move(part);
-    } else {
-      PIPER_ASSIGN(sum, c.pointwise("Add", {sum, part}));
-    }
-  }
+  PIPER_ASSIGN(Val sum, sums_of_channels(c, squares, size));
   const double factor = c.real("alpha", 1e-4) / static_cast<double>(size);
   PIPER_ASSIGN(sum, c.pointwise("Mul", {sum, c.number(factor, sum)}));
   PIPER_ASSIGN(sum, c.pointwise("Add", {sum, c.number(c.real("bias", 1), sum)}));

@@ -275,6 +275,20 @@ Result<Val> second_operand(RuleContext& c) {
   return c.reshape(b, shape);
 }
 
+namespace {
+
+// Returns the first of the dims that are one row; it may be after the last dim.
+Result<int64_t> axis_of_flattening(RuleContext& c, const Val& x) {
+  const auto rank = static_cast<int64_t>(x.rank());
+  const int64_t named = c.integer("axis", 1);
+  const int64_t axis = named < 0 ? named + rank : named;
+  if (axis < 0 || axis > rank)
+    return c.error("axis {} is outside a value of {} dims", named, x.rank());
+  return axis;
+}
+
+}  // namespace
+
 Result<Val> along_axis(RuleContext& c, Result<Val> (*of)(RuleContext&, const Val&, size_t axis)) {
   constexpr int64_t kOneAxis = 13;  // the opset from which it is
   PIPER_TRY(c.need(1, 1));
@@ -284,12 +298,8 @@ Result<Val> along_axis(RuleContext& c, Result<Val> (*of)(RuleContext&, const Val
     return of(c, x, axis);
   }
   // An axis after the last dim leaves a dim of one.
-  const auto rank = static_cast<int64_t>(x.rank());
-  const int64_t named = c.integer("axis", 1);
-  const int64_t axis = named < 0 ? named + rank : named;
-  if (axis < 0 || axis > rank)
-    return c.error("axis {} is outside a value of {} dims", named, x.rank());
-  if (axis + 1 == rank) return of(c, x, static_cast<size_t>(axis));
+  PIPER_ASSIGN(const int64_t axis, axis_of_flattening(c, x));
+  if (axis + 1 == static_cast<int64_t>(x.rank())) return of(c, x, static_cast<size_t>(axis));
   const Shape rest(x.shape.begin() + axis, x.shape.end());
   Shape flat(x.shape.begin(), x.shape.begin() + axis);
   flat.push_back(num_elements(rest));

@@ -41,6 +41,15 @@ Shape padded(const Shape& shape, size_t rank) {
   return out;
 }
 
+void set_update(std::vector<StateUpdate>& updates, ValueId state, ValueId next) {
+  const auto known = std::ranges::find(updates, state, &StateUpdate::state);
+  if (known == updates.end()) {
+    updates.push_back({state, next});
+  } else {
+    known->next = next;
+  }
+}
+
 }  // namespace
 
 Val graph_val(const Graph& graph, ValueId id) {
@@ -187,14 +196,8 @@ Status Emitter::follow(const Val& state, const Val& now, double momentum) {
     return build_.mul(value, build_.scalar(factor, state.dtype));
   };
   const ValueId first = scaled(old, momentum), second = scaled(sum, 1 - momentum);
-  const auto known = std::find_if(graph().updates.begin(), graph().updates.end(),
-                                  [&](const StateUpdate& u) { return u.state == state.id; });
   next = build_.add(first, second);
-  if (known == graph().updates.end()) {
-    graph().updates.push_back({state.id, next});
-  } else {
-    known->next = next;
-  }
+  set_update(graph().updates, state.id, next);
   build_.pass = pass;
   return ok_status();
 }

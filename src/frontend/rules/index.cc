@@ -92,6 +92,12 @@ std::optional<ValueId> places_in_own_rows(const Graph& graph, ValueId index, int
   return {};
 }
 
+Result<Val> gather_in_rows(RuleContext& c, const Val& whole, const Val& places, Shape one) {
+  one.push_back(1);
+  PIPER_ASSIGN(const Val each, c.reshape(places, one));
+  return c.op("GatherND", {whole, each}, {{"batch_dims", int64_t{1}}, {"from_front", int64_t{1}}});
+}
+
 // Gathers x[arange, v], which the older exporter writes as rows of x.flatten(0, 1). A v that is
 // outside of its sample's rows names one of another sample there, so it must be known to be inside.
 Result<std::optional<Val>> gather_own_row(RuleContext& c, const Val& data, const Val& index) {
@@ -108,12 +114,18 @@ Result<std::optional<Val>> gather_own_row(RuleContext& c, const Val& data, const
     return none;
   const auto places = places_in_own_rows(graph, index.id, whole.shape[0], whole.shape[1]);
   if (!places || !IndexRange(graph).is_within(*places, whole.shape[1], {}, true)) return none;
-  Shape one = index.shape;
-  one.push_back(1);
-  PIPER_ASSIGN(const Val each, c.reshape(graph_val(graph, *places), one));
-  PIPER_ASSIGN(Val out, c.op("GatherND", {whole, each},
-                             {{"batch_dims", int64_t{1}}, {"from_front", int64_t{1}}}));
+  PIPER_ASSIGN(Val out, gather_in_rows(c, whole, graph_val(graph, *places), index.shape));
   return std::optional<Val>(std::move(out));
+}
+
+Result<Vals> gather_one(RuleContext& c, const Val& data, const Val& index, size_t axis,
+                        const Shape& out) {
+  std::vector<int64_t> starts(data.rank(), 0);
+  Shape one = data.shape;
+  starts[axis] = read_integers(index.data, DType::kI64)[0];
+  one[axis] = 1;
+  PIPER_ASSIGN(const Val row, c.slice(data, starts, std::vector<int64_t>(data.rank(), 1), one));
+  return single(c.reshape(row, out));
 }
 
 Result<Vals> gather(RuleContext& c) {
@@ -130,14 +142,8 @@ Result<Vals> gather(RuleContext& c) {
       data.kind == Val::Kind::kGraph && c.emit.graph().value(data.id).kind == ValueKind::kState;
   if (!of_param && counts(index, data.shape[axis])) return single(c.reshape(data, out));
   // One index for all is a slice, which needs no index.
-  if (index.is_constant() && num_elements(index.shape) == 1) {
-    std::vector<int64_t> starts(data.rank(), 0);
-    Shape one = data.shape;
-    starts[axis] = read_integers(index.data, DType::kI64)[0];
-    one[axis] = 1;
-    PIPER_ASSIGN(const Val row, c.slice(data, starts, std::vector<int64_t>(data.rank(), 1), one));
-    return single(c.reshape(row, out));
-  }
+  if (index.is_constant() && num_elements(index.shape) == 1)
+    return gather_one(c, data, index, axis, out);
   if (axis == 0) {
     PIPER_ASSIGN(auto own_row, gather_own_row(c, data, index));
     if (own_row) return Vals{*std::move(own_row)};
@@ -253,9 +259,8 @@ Result<Vals> gather_nd(RuleContext& c) {
   if (index.rank() == 0 || data.rank() == 0) return c.error("needs values of at least one dim");
   const int64_t depth = index.shape.back();
   if (batch_dims < 0 || depth < 1 || batch_dims + depth > static_cast<int64_t>(data.rank()) ||
-      batch_dims >= static_cast<int64_t>(index.rank())) {
+      batch_dims >= static_cast<int64_t>(index.rank()))
     return c.error("indices {} do not fit data {}", to_string(index.shape), to_string(data.shape));
-  }
   if (batch_dims == 0) {
     PIPER_ASSIGN(auto per_sample, gather_per_sample(c, data, index));
     if (per_sample) return Vals{*std::move(per_sample)};
@@ -267,24 +272,32 @@ Result<Vals> gather_nd(RuleContext& c) {
   return single(c.op("GatherND", {data, index}, {{"batch_dims", batch_dims}}));
 }
 
-Result<Vals> one_hot(RuleContext& c) {
-  PIPER_TRY(c.need(3, 3));
+Result<int64_t> read_depth(RuleContext& c) {
   if (!c.in(1).is_constant() || num_elements(c.in(1).shape) != 1)
     return c.error("its depth must be known when the model is compiled, but depends on the data");
   const double number = read_number(c.in(1).data, c.in(1).dtype, 0);
   if (!(number >= 0 && number <= kMostListed)) return c.error("an impossible depth");
-  const std::vector<int64_t> depth{static_cast<int64_t>(number)};
+  return static_cast<int64_t>(number);
+}
+
+// Labels are counted from the end where they are negative. Those of no class hit none.
+Result<Val> labels_from_front(RuleContext& c, const Val& x, int64_t classes) {
+  PIPER_ASSIGN(const Val labels, c.cast(x, DType::kI64));
+  PIPER_ASSIGN(const Val below, c.pointwise("Less", {labels, integer_val(0)}));
+  PIPER_ASSIGN(const Val moved, c.pointwise("Add", {labels, integer_val(classes)}));
+  return c.pointwise("Where", {below, moved, labels});
+}
+
+Result<Vals> one_hot(RuleContext& c) {
+  PIPER_TRY(c.need(3, 3));
+  PIPER_ASSIGN(const int64_t depth, read_depth(c));
   const Val& x = c.in(0);
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank() + 1));
-  PIPER_ASSIGN(const Val classes, c.emit.count_to(depth[0]));
+  PIPER_ASSIGN(const Val classes, c.emit.count_to(depth));
   Shape one = x.shape, row(x.rank() + 1, 1);
   one.insert(one.begin() + static_cast<int64_t>(axis), 1);
-  row[axis] = depth[0];
-  // Labels are counted from the end where they are negative. Those of no class hit none.
-  PIPER_ASSIGN(Val labels, c.cast(x, DType::kI64));
-  PIPER_ASSIGN(const Val below, c.pointwise("Less", {labels, integer_val(0)}));
-  PIPER_ASSIGN(const Val moved, c.pointwise("Add", {labels, integer_val(depth[0])}));
-  PIPER_ASSIGN(labels, c.pointwise("Where", {below, moved, labels}));
+  row[axis] = depth;
+  PIPER_ASSIGN(const Val labels, labels_from_front(c, x, depth));
   PIPER_ASSIGN(const Val wide, c.reshape(labels, one));
   PIPER_ASSIGN(const Val names, c.reshape(classes, row));
   PIPER_ASSIGN(const Val hit, c.pointwise("Equal", {wide, names}));

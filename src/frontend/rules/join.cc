@@ -211,6 +211,24 @@ Val sequence_of(Vals items) {
   return out;
 }
 
+Status drop_axis(RuleContext& c, size_t axis, Vals& items) {
+  for (Val& item : items) {
+    Shape shape = item.shape;
+    shape.erase(shape.begin() + static_cast<int64_t>(axis));
+    PIPER_ASSIGN(item, c.reshape(item, shape));
+  }
+  return ok_status();
+}
+
+Result<std::vector<int64_t>> given_sizes(RuleContext& c, int64_t extent, int64_t most) {
+  PIPER_ASSIGN(std::vector<int64_t> sizes, c.constant_integers(1, "split"));
+  if (c.in(1).rank() == 0) {
+    if (sizes[0] < 1 || extent / sizes[0] > most) return c.error("parts of {} elements", sizes[0]);
+    sizes = even_parts(extent, sizes[0]);
+  }
+  return sizes;
+}
+
 Result<Vals> split_to_sequence(RuleContext& c) {
   PIPER_TRY(c.need(1, 2));
   const Val& x = c.in(0);
@@ -222,21 +240,10 @@ Result<Vals> split_to_sequence(RuleContext& c) {
   const bool single_slices = !c.has(1);
   c.pass_over({"keepdims"});
   if (!single_slices) {
-    PIPER_ASSIGN(sizes, c.constant_integers(1, "split"));
-    if (c.in(1).rank() == 0) {
-      if (sizes[0] < 1 || x.shape[axis] / sizes[0] > kMostParts)
-        return c.error("parts of {} elements", sizes[0]);
-      sizes = even_parts(x.shape[axis], sizes[0]);
-    }
+    PIPER_ASSIGN(sizes, given_sizes(c, x.shape[axis], kMostParts));
   }
   PIPER_ASSIGN(Vals items, split_up(c, x, axis, sizes));
-  if (single_slices && c.integer("keepdims", 1) == 0) {
-    for (Val& item : items) {
-      Shape shape = item.shape;
-      shape.erase(shape.begin() + static_cast<int64_t>(axis));
-      PIPER_ASSIGN(item, c.reshape(item, shape));
-    }
-  }
+  if (single_slices && c.integer("keepdims", 1) == 0) PIPER_TRY(drop_axis(c, axis, items));
   return Vals{sequence_of(std::move(items))};
 }
 

@@ -42,6 +42,19 @@ double smoothing_of(RuleContext& c) {
   return smoothing > 0 && smoothing <= 1 ? smoothing : 0;
 }
 
+Status check_labels(RuleContext& c, bool soft) {
+  const Val &scores = c.in(0), &labels = c.in(1);
+  if (!soft && labels.dtype != DType::kI64 && labels.dtype != DType::kI32)
+    return c.error("labels must be i64 or i32, not {}", info(labels.dtype).name);
+  if (scores.rank() < 2 || (!soft && labels.rank() + 1 != scores.rank())) {
+    return c.error("scores {} and labels {} do not fit", to_string(scores.shape),
+                   to_string(labels.shape));
+  }
+  if (c.has(2) && c.in(2).shape != Shape{scores.shape[1]})
+    return c.error("{} weights for {} classes", to_string(c.in(2).shape), scores.shape[1]);
+  return ok_status();
+}
+
 Result<Loss> read_loss(RuleContext& c) {
   PIPER_TRY(c.need(2, 3));
   Loss loss{c.text("reduction", "mean"), c.has_attr("ignore_index"),
@@ -52,14 +65,7 @@ Result<Loss> read_loss(RuleContext& c) {
   }
   const Val &scores = c.in(0), &labels = c.in(1);
   loss.soft = info(labels.dtype).is_float && labels.shape == scores.shape;
-  if (!loss.soft && labels.dtype != DType::kI64 && labels.dtype != DType::kI32)
-    return c.error("labels must be i64 or i32, not {}", info(labels.dtype).name);
-  if (scores.rank() < 2 || (!loss.soft && labels.rank() + 1 != scores.rank())) {
-    return c.error("scores {} and labels {} do not fit", to_string(scores.shape),
-                   to_string(labels.shape));
-  }
-  if (c.has(2) && c.in(2).shape != Shape{scores.shape[1]})
-    return c.error("{} weights for {} classes", to_string(c.in(2).shape), scores.shape[1]);
+  PIPER_TRY(check_labels(c, loss.soft));
   loss.labels = labels;
   if (!loss.soft) {
     PIPER_ASSIGN(loss.labels, c.cast(labels, DType::kI64));
@@ -153,17 +159,21 @@ Result<Val> picked(RuleContext& c, const Loss& loss, const Val& log_probabilitie
   return c.pointwise("Div", {sum, total});
 }
 
+Result<Val> smoothed(RuleContext& c, Val shares, double smoothing) {
+  if (smoothing <= 0) return shares;
+  const double rest = smoothing / static_cast<double>(shares.shape.back());
+  PIPER_ASSIGN(shares, c.pointwise("Mul", {shares, c.number(1 - smoothing, shares)}));
+  PIPER_ASSIGN(shares, c.pointwise("Add", {shares, c.number(rest, shares)}));
+  return shares;
+}
+
 // Of log-probabilities: minus the sum over classes, each by its share and weight; a mean is over
 // the samples. ONNX knows labels only, but the exporter writes shares in their place.
 Result<Val> by_shares(RuleContext& c, const Loss& loss, const Val& log_probabilities) {
   PIPER_ASSIGN(const Val scores, classes_last(c, log_probabilities));
   PIPER_ASSIGN(Val shares, classes_last(c, c.in(1)));
   PIPER_ASSIGN(shares, c.cast(shares, scores.dtype));
-  if (loss.smoothing > 0) {
-    const double rest = loss.smoothing / static_cast<double>(scores.shape.back());
-    PIPER_ASSIGN(shares, c.pointwise("Mul", {shares, c.number(1 - loss.smoothing, shares)}));
-    PIPER_ASSIGN(shares, c.pointwise("Add", {shares, c.number(rest, shares)}));
-  }
+  PIPER_ASSIGN(shares, smoothed(c, shares, loss.smoothing));
   if (c.has(2)) {
     PIPER_ASSIGN(shares, c.pointwise("Mul", {shares, c.in(2)}));
   }

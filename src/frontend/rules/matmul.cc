@@ -121,6 +121,24 @@ Val matrix_val(int64_t n, double (*at)(int64_t i, int64_t j)) {
   return numbers_val(values, {n, n}, DType::kF64);
 }
 
+// Returns F, whose first element is the determinant.
+Result<Val> without_division(RuleContext& c, const Val& a, int64_t n) {
+  const Val above = matrix_val(n, [](int64_t i, int64_t j) { return j > i ? 1.0 : 0.0; });
+  const Val diagonal = matrix_val(n, [](int64_t i, int64_t j) { return j == i ? 1.0 : 0.0; });
+  const Val further = matrix_val(n, [](int64_t i, int64_t j) { return j > i ? -1.0 : 0.0; });
+  Val f = a;
+  for (int64_t k = 1; k < n; ++k) {
+    PIPER_ASSIGN(Val g, c.mul(f, diagonal));
+    PIPER_ASSIGN(g, c.reduce_sum(g, {static_cast<int64_t>(a.rank()) - 1}, true));
+    PIPER_ASSIGN(g, c.matmul(further, g));
+    PIPER_ASSIGN(g, c.mul(g, diagonal));
+    PIPER_ASSIGN(f, c.mul(f, above));
+    PIPER_ASSIGN(g, c.add(g, f));
+    PIPER_ASSIGN(f, c.matmul(g, a));
+  }
+  return f;
+}
+
 // Computes it by products only, so that there is a slope where the determinant is 0, too (Bird, A
 // simple division-free algorithm for computing determinants, 2011): F begins as A and becomes, n -
 // 1 times, G A, where G has of F what is above the diagonal, and on it, less its sign, the sum of
@@ -136,20 +154,8 @@ Result<Vals> det(RuleContext& c) {
   const int64_t n = x.shape.back();
   if (n < 1 || n > kMost)
     return c.error("is supported of matrices up to {0} x {0}, not {1} x {1}", kMost, n);
-  const Val above = matrix_val(n, [](int64_t i, int64_t j) { return j > i ? 1.0 : 0.0; });
-  const Val diagonal = matrix_val(n, [](int64_t i, int64_t j) { return j == i ? 1.0 : 0.0; });
-  const Val further = matrix_val(n, [](int64_t i, int64_t j) { return j > i ? -1.0 : 0.0; });
   PIPER_ASSIGN(const Val a, c.cast(x, DType::kF64));
-  Val f = a;
-  for (int64_t k = 1; k < n; ++k) {
-    PIPER_ASSIGN(Val g, c.mul(f, diagonal));
-    PIPER_ASSIGN(g, c.reduce_sum(g, {static_cast<int64_t>(x.rank()) - 1}, true));
-    PIPER_ASSIGN(g, c.matmul(further, g));
-    PIPER_ASSIGN(g, c.mul(g, diagonal));
-    PIPER_ASSIGN(f, c.mul(f, above));
-    PIPER_ASSIGN(g, c.add(g, f));
-    PIPER_ASSIGN(f, c.matmul(g, a));
-  }
+  PIPER_ASSIGN(Val f, without_division(c, a, n));
   for (const size_t d : {x.rank() - 2, x.rank() - 1}) {
     PIPER_ASSIGN(f, c.part(f, d, 0, 1));
   }

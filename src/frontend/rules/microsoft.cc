@@ -32,6 +32,17 @@ Result<Vals> quick_gelu(RuleContext& c) {  // x · sigmoid(alpha · x)
 
 // ---- Norms --------------------------------------------------------------------------------------
 
+Result<Val> sum_with_bias(RuleContext& c, size_t bias) {
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(Val sum, c.add(x, c.in(1)));
+  if (c.has(bias)) {
+    PIPER_ASSIGN(sum, c.add(sum, c.in(bias)));
+  }
+  if (sum.shape != x.shape)
+    return c.error("adds {} to {}", to_string(c.in(1).shape), to_string(x.shape));
+  return sum;
+}
+
 // Of the sum of input, skip and perhaps a bias: the result, two statistics that only a backward
 // pass of its own would want, and the sum.
 Result<Vals> norm_of_sum(RuleContext& c, std::string_view op, size_t bias, Vals scales) {
@@ -39,12 +50,7 @@ Result<Vals> norm_of_sum(RuleContext& c, std::string_view op, size_t bias, Vals 
     if (!c.node.outputs[i].empty()) return c.error("its output {} is not supported", i);
   const Val& x = c.in(0);
   if (x.rank() == 0) return c.error("normalises a scalar");
-  PIPER_ASSIGN(Val sum, c.add(x, c.in(1)));
-  if (c.has(bias)) {
-    PIPER_ASSIGN(sum, c.add(sum, c.in(bias)));
-  }
-  if (sum.shape != x.shape)
-    return c.error("adds {} to {}", to_string(c.in(1).shape), to_string(x.shape));
+  PIPER_ASSIGN(Val sum, sum_with_bias(c, bias));
   Vals inputs{sum};
   for (const Val& scale : scales) {
     if (!scale.present()) continue;

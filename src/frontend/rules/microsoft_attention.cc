@@ -19,6 +19,14 @@ struct Attended {
   Vals added, kept;    // to scores; of them (bool)
 };
 
+Result<Val> masked_by_all(RuleContext& c, Val scores, const Vals& kept) {
+  const Val lowest = c.number(-std::numeric_limits<float>::infinity(), scores);
+  for (const Val& mask : kept) {
+    PIPER_ASSIGN(scores, c.pointwise("Where", {mask, scores, lowest}));
+  }
+  return scores;
+}
+
 Result<Val> attended(RuleContext& c, const Attended& a) {
   const double own = 1 / std::sqrt(static_cast<double>(a.q.shape[3]));
   const double scale = c.real("scale", 0) == 0 ? own : c.real("scale", 0);
@@ -32,10 +40,7 @@ Result<Val> attended(RuleContext& c, const Attended& a) {
     PIPER_ASSIGN(kept.emplace_back(),
                  causal_mask(c, scores.shape[2], scores.shape[3], a.past, a.window));
   }
-  const Val lowest = c.number(-std::numeric_limits<float>::infinity(), scores);
-  for (const Val& mask : kept) {
-    PIPER_ASSIGN(scores, c.pointwise("Where", {mask, scores, lowest}));
-  }
+  PIPER_ASSIGN(scores, masked_by_all(c, scores, kept));
   PIPER_ASSIGN(const Val weights, c.op("Softmax", {scores}, {{"axis", int64_t{3}}}));
   PIPER_ASSIGN(const Val wide, repeat_heads(c, a.v, a.q.shape[1]));
   PIPER_ASSIGN(const Val y, c.matmul(weights, wide));
@@ -63,9 +68,8 @@ Result<Val> before_ends(RuleContext& c, const Val& ends, int64_t keys) {
   return c.pointwise("Less", {places, column});
 }
 
-// Returns what a mask of keys adds to scores: nothing, or `mask_filter_value` where it is 0. Of all
-// queries [batch, keys], of each [batch, queries, keys], or lengths [batch].
-Result<Val> mask_term(RuleContext& c, const Val& mask, const Attended& a) {
+// Returns the mask as one of batch, heads, queries and keys.
+Result<Val> spread_mask(RuleContext& c, const Val& mask, const Attended& a) {
   const int64_t batch = a.q.shape[0], queries = a.q.shape[2], keys = a.k.shape[2];
   Val kept;
   if (mask.shape == Shape{batch, keys}) {
@@ -80,6 +84,13 @@ Result<Val> mask_term(RuleContext& c, const Val& mask, const Attended& a) {
         "are",
         to_string(mask.shape));
   }
+  return kept;
+}
+
+// Returns what a mask of keys adds to scores: nothing, or `mask_filter_value` where it is 0. Of all
+// queries [batch, keys], of each [batch, queries, keys], or lengths [batch].
+Result<Val> mask_term(RuleContext& c, const Val& mask, const Attended& a) {
+  PIPER_ASSIGN(Val kept, spread_mask(c, mask, a));
   if (kept.dtype != DType::kBool) {
     PIPER_ASSIGN(kept, c.pointwise("Greater", {kept, number_val(0, kept.dtype)}));
   }
@@ -164,10 +175,19 @@ Result<Val> nth(RuleContext& c, const Val& x, size_t axis, int64_t i) {
   return c.reshape(one, shape);
 }
 
+// Returns keys, values or queries of their own, as heads.
+Result<Val> separate_heads(RuleContext& c, size_t i, int64_t heads) {
+  const Val& x = c.in(i);
+  if (x.rank() == 4 && i > 0) return x;
+  if (!x.present()) return c.error("has neither keys and values nor packed ones");
+  PIPER_TRY(check_tokens(c, i));
+  return split_heads(c, x, heads);
+}
+
 // Reads heads: packed [batch, tokens, heads, 3 or 2, width], separate [batch, tokens, all], or as
 // heads already.
 Status read_given_heads(RuleContext& c, int64_t heads, Attended& a) {
-  const Val &q = c.in(0), &k = c.in(1), &v = c.in(2);
+  const Val &q = c.in(0), &k = c.in(1);
   Val* const each[] = {&a.q, &a.k, &a.v};
   const Val* packed = q.rank() == 5 ? &q : k.rank() == 5 ? &k : nullptr;
   const size_t first = packed == &q ? 0 : 1;  // of those that are packed
@@ -177,14 +197,7 @@ Status read_given_heads(RuleContext& c, int64_t heads, Attended& a) {
       PIPER_ASSIGN(*each[i], c.transpose(one, {0, 2, 1, 3}));
       continue;
     }
-    const Val& x = i == 0 ? q : i == 1 ? k : v;
-    if (x.rank() == 4 && i > 0) {
-      *each[i] = x;
-      continue;
-    }
-    if (!x.present()) return c.error("has neither keys and values nor packed ones");
-    PIPER_TRY(check_tokens(c, i));
-    PIPER_ASSIGN(*each[i], split_heads(c, x, heads));
+    PIPER_ASSIGN(*each[i], separate_heads(c, i, heads));
   }
   return ok_status();
 }
@@ -268,6 +281,25 @@ Result<Val> shorter_lengths(RuleContext& c, const Val& last, int64_t tokens) {
   return Val();
 }
 
+Status rotate_groups(RuleContext& c, Attended& a) {
+  const int64_t tokens = a.q.shape[2];
+  const bool pairs = c.integer("rotary_interleaved", 0) != 0;
+  PIPER_ASSIGN(const Val cos, table_rows(c, c.in(7), c.in(9), tokens));
+  PIPER_ASSIGN(const Val sin, table_rows(c, c.in(8), c.in(9), tokens));
+  PIPER_ASSIGN(a.q, rotated(c, a.q, cos, sin, pairs));
+  PIPER_ASSIGN(a.k, rotated(c, a.k, cos, sin, pairs));
+  return ok_status();
+}
+
+Status add_lengths(RuleContext& c, Attended& a) {
+  const int64_t tokens = a.q.shape[2];
+  PIPER_ASSIGN(const Val lengths, shorter_lengths(c, c.in(5), tokens));
+  if (lengths.present()) {
+    PIPER_ASSIGN(a.kept.emplace_back(), before_ends(c, lengths, tokens));
+  }
+  return ok_status();
+}
+
 Result<Vals> group_query(RuleContext& c) {
   PIPER_TRY(c.need(1));
   PIPER_TRY(no_more_inputs(c, 11));
@@ -278,28 +310,35 @@ Result<Vals> group_query(RuleContext& c) {
   c.pass_over({"rotary_interleaved"});
   Attended a{.causal = true};
   PIPER_TRY(read_groups(c, a));
-  const int64_t tokens = a.q.shape[2];
   a.window = std::max<int64_t>(c.integer("local_window_size", -1), 0);
   a.cap = c.real("softcap", 0);
-  if (c.integer("do_rotary", 0) != 0) {
-    const bool pairs = c.integer("rotary_interleaved", 0) != 0;
-    PIPER_ASSIGN(const Val cos, table_rows(c, c.in(7), c.in(9), tokens));
-    PIPER_ASSIGN(const Val sin, table_rows(c, c.in(8), c.in(9), tokens));
-    PIPER_ASSIGN(a.q, rotated(c, a.q, cos, sin, pairs));
-    PIPER_ASSIGN(a.k, rotated(c, a.k, cos, sin, pairs));
-  }
-  if (c.has(5)) {
-    PIPER_ASSIGN(const Val lengths, shorter_lengths(c, c.in(5), tokens));
-    if (lengths.present()) {
-      PIPER_ASSIGN(a.kept.emplace_back(), before_ends(c, lengths, tokens));
-    }
-  }
+  if (c.integer("do_rotary", 0) != 0) PIPER_TRY(rotate_groups(c, a));
+  if (c.has(5)) PIPER_TRY(add_lengths(c, a));
   if (c.has(10)) a.added.push_back(c.in(10));
   PIPER_ASSIGN(Val y, attended(c, a));
   return Vals{std::move(y), a.k, a.v};
 }
 
 // ---- RotaryEmbedding ----------------------------------------------------------------------------
+
+// Returns the place of each token, or of each sample.
+Result<Val> token_places(RuleContext& c, int64_t tokens) {
+  Val places = c.in(1);
+  if (num_elements(places.shape) == 1) {  // that of the first token
+    PIPER_ASSIGN(const Val count, c.emit.count_to(tokens));
+    PIPER_ASSIGN(places, c.cast(places, DType::kI64));
+    PIPER_ASSIGN(places, c.reshape(places, {1}));
+    PIPER_ASSIGN(places, c.pointwise("Add", {count, places}));
+  }
+  return places;
+}
+
+Result<Val> heads_by_table(RuleContext& c, const Val& x, const Val& table) {
+  const int64_t own = c.integer("num_heads", 0),
+                width = 2 * (table.rank() == 2 ? table.shape[1] : 0);
+  if (own == 0 && width == 0) return c.error("has a table {}", to_string(table.shape));
+  return split_heads(c, x, own > 0 ? own : x.shape[2] / width);
+}
 
 Result<Vals> rotary_at(RuleContext& c) {
   PIPER_TRY(c.need(4, 4));
@@ -310,19 +349,10 @@ Result<Vals> rotary_at(RuleContext& c) {
   const bool flat = c.in(0).rank() == 3;
   Val x = c.in(0);
   if (flat) {
-    const int64_t own = c.integer("num_heads", 0),
-                  width = 2 * (table.rank() == 2 ? table.shape[1] : 0);
-    if (own == 0 && width == 0) return c.error("has a table {}", to_string(table.shape));
-    PIPER_ASSIGN(x, split_heads(c, x, own > 0 ? own : x.shape[2] / width));
+    PIPER_ASSIGN(x, heads_by_table(c, x, table));
   }
   if (x.rank() != 4) return c.error("needs a value of 3 or 4 dims, got {}", to_string(x.shape));
-  Val places = c.in(1);
-  if (num_elements(places.shape) == 1) {  // that of the first token
-    PIPER_ASSIGN(const Val count, c.emit.count_to(x.shape[2]));
-    PIPER_ASSIGN(places, c.cast(places, DType::kI64));
-    PIPER_ASSIGN(places, c.reshape(places, {1}));
-    PIPER_ASSIGN(places, c.pointwise("Add", {count, places}));
-  }
+  PIPER_ASSIGN(const Val places, token_places(c, x.shape[2]));
   PIPER_ASSIGN(const Val cos, table_rows(c, table, places, x.shape[2]));
   PIPER_ASSIGN(const Val sin, table_rows(c, c.in(3), places, x.shape[2]));
   PIPER_ASSIGN(const Val y, rotated(c, x, cos, sin, c.integer("interleaved", 0) != 0));

@@ -20,6 +20,21 @@ bool apart(const Windows& w) {  // they touch, and nothing lies between
          std::all_of(w.dilations.begin(), w.dilations.end(), [](int64_t d) { return d == 1; });
 }
 
+// Returns the elements of windows that do not meet, without a copy: [n, c, h, p, w, q]; `axes`:
+// where those of a window are.
+Result<Val> windows_apart(RuleContext& c, const Val& x, const Windows& w,
+                          std::vector<int64_t>& axes) {
+  Shape cut = x.shape, split{x.shape[0], x.shape[1]};
+  for (size_t d = 0; d < w.kernel.size(); ++d) {
+    cut[d + 2] = w.count[d] * w.kernel[d];
+    axes.push_back(static_cast<int64_t>(split.size()) + 1);
+    split.insert(split.end(), {w.count[d], w.kernel[d]});
+  }
+  PIPER_ASSIGN(Val parts, c.slice(x, Shape(x.rank(), 0), Shape(x.rank(), 1), cut));
+  PIPER_ASSIGN(parts, c.reshape(parts, split));
+  return parts;
+}
+
 // Returns the reduction `op` of each window of x, [n, c, o…]; `value` is in the pads. The first
 // of equal largest elements takes the gradient.
 Result<Val> over_windows(RuleContext& c, std::string_view op, const Val& x, const Windows& w,
@@ -31,15 +46,8 @@ Result<Val> over_windows(RuleContext& c, std::string_view op, const Val& x, cons
     if (op == "ReduceMax") attrs.set("first", int64_t{1});
     return c.op(op, {parts}, attrs);
   };
-  if (apart(w)) {  // no copy: [n, c, h, p, w, q]
-    Shape cut = x.shape, split{x.shape[0], x.shape[1]};
-    for (size_t d = 0; d < dims; ++d) {
-      cut[d + 2] = w.count[d] * w.kernel[d];
-      axes.push_back(static_cast<int64_t>(split.size()) + 1);
-      split.insert(split.end(), {w.count[d], w.kernel[d]});
-    }
-    PIPER_ASSIGN(Val parts, c.slice(x, Shape(x.rank(), 0), Shape(x.rank(), 1), cut));
-    PIPER_ASSIGN(parts, c.reshape(parts, split));
+  if (apart(w)) {
+    PIPER_ASSIGN(const Val parts, windows_apart(c, x, w, axes));
     return reduced(parts);
   }
   PIPER_ASSIGN(const Val around, padded(c, x, w, value));
@@ -54,6 +62,14 @@ Result<Windows> windows(RuleContext& c) {
   return read_windows(c, c.in(0), c.integers("kernel_shape"), true);
 }
 
+// Returns how many elements a window has along a dim that are from `low` to `high`.
+int64_t elements_in(const Windows& w, size_t d, int64_t window, int64_t low, int64_t high) {
+  const int64_t at = window * w.strides[d] - w.before[d], step = w.dilations[d];
+  const int64_t skipped = std::max<int64_t>((low - at + step - 1) / step, 0);
+  const int64_t reached = at < high ? (high - 1 - at) / step + 1 : 0;
+  return std::max<int64_t>(std::min(reached, w.kernel[d]) - skipped, 0);
+}
+
 // Returns one divided by how many elements count of each window along each dim, multiplied: [o…].
 Result<Val> shares(RuleContext& c, const Windows& w, const Val& x, bool pads_count) {
   PIPER_TRY(c.check_shape(w.count));
@@ -65,11 +81,7 @@ Result<Val> shares(RuleContext& c, const Windows& w, const Val& x, bool pads_cou
     std::vector<double> next;
     for (const double p : product) {
       for (int64_t o = 0; o < w.count[d]; ++o) {
-        const int64_t at = o * w.strides[d] - w.before[d], step = w.dilations[d];
-        const int64_t skipped = std::max<int64_t>((low - at + step - 1) / step, 0);
-        const int64_t reached = at < high ? (high - 1 - at) / step + 1 : 0;
-        next.push_back(p * static_cast<double>(
-                               std::max<int64_t>(std::min(reached, w.kernel[d]) - skipped, 0)));
+        next.push_back(p * static_cast<double>(elements_in(w, d, o, low, high)));
       }
     }
     product = std::move(next);
@@ -116,6 +128,19 @@ Result<Val> numbers_in_channel(RuleContext& c, const Shape& shape, bool columns_
   return c.reshape(numbers, with_channel);
 }
 
+// Returns where in all of x each channel of each sample begins.
+Result<Val> first_of_channels(RuleContext& c, const Val& x) {
+  const int64_t channels = x.shape[0] * x.shape[1];
+  PIPER_ASSIGN(Val first, c.emit.count_to(channels));
+  const int64_t plane = channels == 0 ? 0 : num_elements(x.shape) / channels;
+  PIPER_ASSIGN(first, c.pointwise("Mul", {first, integer_val(plane)}));
+  Shape own(x.rank(), 1);
+  own[0] = x.shape[0];
+  own[1] = x.shape[1];
+  PIPER_ASSIGN(first, c.reshape(first, own));
+  return first;
+}
+
 // Returns where in all of x the largest element of each window is, the first of equal ones.
 Result<Val> places_of_greatest(RuleContext& c, const Windows& w, double lowest) {
   const Val& x = c.in(0);
@@ -131,14 +156,7 @@ Result<Val> places_of_greatest(RuleContext& c, const Windows& w, double lowest) 
   PIPER_ASSIGN(Val places, c.op("GatherElements", {numbers, top[1]}, {{"axis", row}}));
   PIPER_ASSIGN(places, c.reshape(places, Shape(places.shape.begin(), places.shape.end() - 1)));
   PIPER_ASSIGN(places, channels_second(c, places));
-  const int64_t channels = x.shape[0] * x.shape[1];
-  PIPER_ASSIGN(Val first, c.emit.count_to(channels));
-  const int64_t plane = channels == 0 ? 0 : num_elements(x.shape) / channels;
-  PIPER_ASSIGN(first, c.pointwise("Mul", {first, integer_val(plane)}));
-  Shape own(x.rank(), 1);
-  own[0] = x.shape[0];
-  own[1] = x.shape[1];
-  PIPER_ASSIGN(first, c.reshape(first, own));
+  PIPER_ASSIGN(const Val first, first_of_channels(c, x));
   return c.pointwise("Add", {places, first});
 }
 

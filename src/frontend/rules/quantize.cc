@@ -70,6 +70,14 @@ Result<Val> zero_point(RuleContext& c, const Val& x, DType dtype) {
   return c.cast(zero, dtype);
 }
 
+// Returns what is rounded, with the slope of what is not.
+Result<Val> rounded(RuleContext& c, const Val& y) {
+  PIPER_ASSIGN(Val rest, c.pointwise("Round", {y}));
+  PIPER_ASSIGN(rest, c.pointwise("Sub", {rest, y}));
+  PIPER_ASSIGN(rest, c.pointwise("Detach", {rest}));
+  return c.pointwise("Add", {y, rest});
+}
+
 // clamp(round(x / scale) + zero)
 Result<Vals> quantize(RuleContext& c) {
   PIPER_TRY(c.need(2, 3));
@@ -82,10 +90,7 @@ Result<Vals> quantize(RuleContext& c) {
   // Rounding needs a rest, which infinite numbers lack: they become finite, beyond all ranges.
   const double most = x.dtype == DType::kF16 ? 65504 : 0x1p20;
   PIPER_ASSIGN(y, bounded(c, y, c.number(-most, y), c.number(most, y), Bound::kPasses));
-  PIPER_ASSIGN(Val rest, c.pointwise("Round", {y}));
-  PIPER_ASSIGN(rest, c.pointwise("Sub", {rest, y}));
-  PIPER_ASSIGN(rest, c.pointwise("Detach", {rest}));
-  PIPER_ASSIGN(y, c.pointwise("Add", {y, rest}));  // rounded, with the slope of y
+  PIPER_ASSIGN(y, rounded(c, y));
   if (zero.present()) {
     PIPER_ASSIGN(y, c.pointwise("Add", {y, zero}));
   }

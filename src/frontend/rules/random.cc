@@ -78,6 +78,14 @@ Result<Vals> bernoulli(RuleContext& c) {
   return Vals{std::move(y)};
 }
 
+// Returns numbers of Gumbel's distribution with the other sign: log(-log u).
+Result<Val> gumbel_noise(RuleContext& c, const TensorType& type) {
+  PIPER_ASSIGN(Val noise, random(c, c.emit.draw(own_seed(c)), type, {"uniform", 0, 1}));
+  PIPER_ASSIGN(noise, c.pointwise("Log", {noise}));
+  PIPER_ASSIGN(noise, c.pointwise("Neg", {noise}));
+  return c.pointwise("Log", {noise});
+}
+
 // Draws by log-probabilities x [n, classes], up to a constant for each row: the class in which x
 // with noise of Gumbel's distribution is largest is drawn by its probability (Maddison et al., A*
 // sampling, 2014).
@@ -91,13 +99,7 @@ Result<Vals> multinomial(RuleContext& c) {
   if (dtype != DType::kI32 && dtype != DType::kI64)
     return c.error("numbers of type {} are not supported", c.integer("dtype", 6));
   const TensorType type{DType::kF64, {x.shape[0], count, x.shape[1]}};
-  PIPER_ASSIGN(Val noise, random(c, c.emit.draw(own_seed(c)), type, {"uniform", 0, 1}));
-  for (int k = 0; k < 2; ++k) {  // -log(-log u), less the last sign
-    PIPER_ASSIGN(noise, c.pointwise("Log", {noise}));
-    if (k == 0) {
-      PIPER_ASSIGN(noise, c.pointwise("Neg", {noise}));
-    }
-  }
+  PIPER_ASSIGN(const Val noise, gumbel_noise(c, type));
   PIPER_ASSIGN(Val logits, c.reshape(x, {x.shape[0], 1, x.shape[1]}));
   PIPER_ASSIGN(logits, c.cast(logits, DType::kF64));
   PIPER_ASSIGN(const Val noisy, c.pointwise("Sub", {logits, noise}));
@@ -124,6 +126,24 @@ double ratio_of_attention(const RuleContext& c) {
   return ratio > 0 && ratio < 1 ? ratio : 0;
 }
 
+Status check_dropout(RuleContext& c, const std::optional<double>& training,
+                     const std::optional<double>& ratio, DType dtype) {
+  if (!training || !ratio) {
+    return c.error("its {} must be known when the model is compiled", training ? "ratio" : "mode");
+  }
+  if (!(*ratio > 0 && *ratio < 1)) return c.error("its ratio {} is not in [0, 1)", *ratio);
+  if (!info(dtype).is_float) return c.error("of {} is not supported", info(dtype).name);
+  return ok_status();
+}
+
+// Returns the mask that Dropout has drawn (nobody makes it where nobody reads it).
+Result<Val> drawn_mask(RuleContext& c, const Emitter::Draw& draw, const Shape& shape,
+                       double ratio) {
+  const TensorType type{DType::kF64, shape};
+  PIPER_ASSIGN(const Val drawn, random(c, draw, type, {"uniform", 0, 1}));
+  return c.pointwise("GreaterOrEqual", {drawn, c.number(ratio, drawn)});
+}
+
 // It trains where it is told so: from opset 12 on by an input, before opset 7 by not being told
 // that it tests, and between them never.
 Result<Vals> dropout(RuleContext& c) {
@@ -138,18 +158,11 @@ Result<Vals> dropout(RuleContext& c) {
     PIPER_ASSIGN(Val kept, c.expand(number_val(1, DType::kBool), x.shape));
     return Vals{x, std::move(kept)};
   }
-  if (!training || !ratio) {
-    return c.error("its {} must be known when the model is compiled", training ? "ratio" : "mode");
-  }
-  if (!(*ratio > 0 && *ratio < 1)) return c.error("its ratio {} is not in [0, 1)", *ratio);
-  if (!info(x.dtype).is_float) return c.error("of {} is not supported", info(x.dtype).name);
+  PIPER_TRY(check_dropout(c, training, ratio, x.dtype));
   const Emitter::Draw draw = c.emit.draw(seed);
   PIPER_ASSIGN(Val y, c.op("Dropout", {x, draw.key, draw.step}, {{"ratio", *ratio}}));
   if (c.node.outputs.size() < 2) return Vals{std::move(y)};
-  // The mask that Dropout has drawn (nobody makes it where nobody reads it).
-  const TensorType type{DType::kF64, x.shape};
-  PIPER_ASSIGN(const Val drawn, random(c, draw, type, {"uniform", 0, 1}));
-  PIPER_ASSIGN(Val mask, c.pointwise("GreaterOrEqual", {drawn, c.number(*ratio, drawn)}));
+  PIPER_ASSIGN(Val mask, drawn_mask(c, draw, x.shape, *ratio));
   return Vals{std::move(y), std::move(mask)};
 }
 

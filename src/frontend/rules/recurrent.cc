@@ -159,6 +159,20 @@ Result<Val> last_states(RuleContext& c, const CellSizes& s, const Vals& states) 
   return s.batch_first ? c.transpose(all, {1, 0, 2}) : all;
 }
 
+Result<Vals> joined_outputs(RuleContext& c, const CellSizes& s, const Vals& outputs, const Vals& h,
+                            const Vals& states) {
+  Vals out(states.empty() ? 2 : 3);
+  PIPER_ASSIGN(out[0], joined_all(c, outputs, 1));
+  if (s.batch_first) {
+    PIPER_ASSIGN(out[0], c.transpose(out[0], {2, 0, 1, 3}));
+  }
+  PIPER_ASSIGN(out[1], last_states(c, s, h));
+  if (!states.empty()) {
+    PIPER_ASSIGN(out[2], last_states(c, s, states));
+  }
+  return out;
+}
+
 Result<Vals> recurrent(RuleContext& c) {
   const CellKind& kind = cell_kind_of(c.node.op);
   PIPER_ASSIGN(const CellSizes s, read_cell_sizes(c, kind));
@@ -177,16 +191,7 @@ Result<Vals> recurrent(RuleContext& c) {
     h.push_back(d.h);
     if (d.c.present()) states.push_back(d.c);
   }
-  Vals out(states.empty() ? 2 : 3);
-  PIPER_ASSIGN(out[0], joined_all(c, outputs, 1));
-  if (s.batch_first) {
-    PIPER_ASSIGN(out[0], c.transpose(out[0], {2, 0, 1, 3}));
-  }
-  PIPER_ASSIGN(out[1], last_states(c, s, h));
-  if (!states.empty()) {
-    PIPER_ASSIGN(out[2], last_states(c, s, states));
-  }
-  return out;
+  return joined_outputs(c, s, outputs, h, states);
 }
 
 constexpr std::string_view kNote = "its steps one by one";

@@ -52,6 +52,28 @@ Result<Val> where_above(RuleContext& c, const Val& x, double bound, const Val& a
   return c.pointwise("Where", {is_above, above, below});
 }
 
+// Computes it of what is below alone, so that nothing overflows.
+Result<Val> elu_of(RuleContext& c, const Activation& f, const Val& x) {
+  PIPER_ASSIGN(Val y, c.pointwise("Min", {x, c.number(0, x)}));
+  PIPER_ASSIGN(y, c.pointwise("Exp", {y}));
+  PIPER_ASSIGN(y, c.pointwise("Sub", {y, c.number(1, x)}));
+  PIPER_ASSIGN(y, c.mul(y, c.number(f.alpha, x)));
+  return where_above(c, x, 0, x, y);
+}
+
+Result<Val> scaled_tanh(RuleContext& c, const Activation& f, const Val& x) {
+  PIPER_ASSIGN(Val y, c.mul(x, c.number(f.beta, x)));
+  PIPER_ASSIGN(y, c.pointwise("Tanh", {y}));
+  return c.mul(y, c.number(f.alpha, x));
+}
+
+Result<Val> hard_sigmoid_of(RuleContext& c, const Activation& f, const Val& x) {
+  PIPER_ASSIGN(Val y, affine(c, f, x));  // between 0 and 1
+  PIPER_ASSIGN(y, where_above(c, y, 0, y, c.number(0, x)));
+  PIPER_ASSIGN(const Val below, c.pointwise("Less", {y, c.number(1, x)}));
+  return c.pointwise("Where", {below, y, c.number(1, x)});
+}
+
 Result<Val> activated(RuleContext& c, const Activation& f, const Val& x) {
   if (f.name == "Relu" || f.name == "Tanh" || f.name == "Sigmoid" || f.name == "Softplus")
     return c.pointwise(f.name, {x});
@@ -61,27 +83,14 @@ Result<Val> activated(RuleContext& c, const Activation& f, const Val& x) {
     PIPER_ASSIGN(const Val below, c.mul(x, c.number(f.alpha, x)));
     return where_above(c, x, 0, x, below);
   }
-  if (f.name == "Elu") {  // of what is below alone, so that nothing overflows
-    PIPER_ASSIGN(Val y, c.pointwise("Min", {x, c.number(0, x)}));
-    PIPER_ASSIGN(y, c.pointwise("Exp", {y}));
-    PIPER_ASSIGN(y, c.pointwise("Sub", {y, c.number(1, x)}));
-    PIPER_ASSIGN(y, c.mul(y, c.number(f.alpha, x)));
-    return where_above(c, x, 0, x, y);
-  }
+  if (f.name == "Elu") return elu_of(c, f, x);
   if (f.name == "Softsign") {
     PIPER_ASSIGN(Val size, c.pointwise("Abs", {x}));
     PIPER_ASSIGN(size, c.add(size, c.number(1, x)));
     return c.pointwise("Div", {x, size});
   }
-  if (f.name == "ScaledTanh") {
-    PIPER_ASSIGN(Val y, c.mul(x, c.number(f.beta, x)));
-    PIPER_ASSIGN(y, c.pointwise("Tanh", {y}));
-    return c.mul(y, c.number(f.alpha, x));
-  }
-  PIPER_ASSIGN(Val y, affine(c, f, x));  // HardSigmoid, between 0 and 1
-  PIPER_ASSIGN(y, where_above(c, y, 0, y, c.number(0, x)));
-  PIPER_ASSIGN(const Val below, c.pointwise("Less", {y, c.number(1, x)}));
-  return c.pointwise("Where", {below, y, c.number(1, x)});
+  if (f.name == "ScaledTanh") return scaled_tanh(c, f, x);
+  return hard_sigmoid_of(c, f, x);
 }
 
 Result<Val> within_clip(RuleContext& c, const CellDirection& d, const Val& x) {
@@ -158,6 +167,12 @@ Result<Val> seeing(RuleContext& c, const CellDirection& d, const Val& sum, int64
   return c.add(sum, seen);
 }
 
+Result<Val> forget_gate(RuleContext& c, CellDirection& d, const Val& sum, const Val& input) {
+  if (c.integer("input_forget", 0) != 0) return c.pointwise("Sub", {c.number(1, input), input});
+  PIPER_ASSIGN(const Val seen, seeing(c, d, sum, 2, d.c));
+  return gate_of(c, d, 0, seen);
+}
+
 // Computes the gates in the order of ONNX: input, output, forget, cell.
 Status lstm_cell(RuleContext& c, CellDirection& d, const Val& x) {
   PIPER_ASSIGN(Val sum, recurrence(c, d, d.h, 0, 4));
@@ -165,13 +180,7 @@ Status lstm_cell(RuleContext& c, CellDirection& d, const Val& x) {
   PIPER_ASSIGN(const Vals sums, equal_parts(c, sum, 1, 4));
   PIPER_ASSIGN(Val input, seeing(c, d, sums[0], 0, d.c));
   PIPER_ASSIGN(input, gate_of(c, d, 0, input));
-  Val forget;
-  if (c.integer("input_forget", 0) != 0) {
-    PIPER_ASSIGN(forget, c.pointwise("Sub", {c.number(1, input), input}));
-  } else {
-    PIPER_ASSIGN(forget, seeing(c, d, sums[2], 2, d.c));
-    PIPER_ASSIGN(forget, gate_of(c, d, 0, forget));
-  }
+  PIPER_ASSIGN(const Val forget, forget_gate(c, d, sums[2], input));
   PIPER_ASSIGN(const Val candidate, gate_of(c, d, 1, sums[3]));
   PIPER_ASSIGN(const Val kept, c.mul(forget, d.c));
   PIPER_ASSIGN(const Val fresh, c.mul(input, candidate));
@@ -199,6 +208,10 @@ bool is_alike(std::string_view a, std::string_view b) {  // names of activations
   });
 }
 
+double next_of(const std::optional<std::vector<double>>& list, size_t& at, double otherwise) {
+  return list && at < list->size() ? (*list)[at++] : otherwise;
+}
+
 }  // namespace
 
 Result<std::vector<Activation>> activations_of(RuleContext& c, const std::vector<std::string>& own,
@@ -207,9 +220,6 @@ Result<std::vector<Activation>> activations_of(RuleContext& c, const std::vector
   if (names.size() != count) return c.error("has {} activations, not {}", names.size(), count);
   const auto alphas = c.list<double>("activation_alpha"), betas = c.list<double>("activation_beta");
   size_t alpha = 0, beta = 0;
-  const auto next = [](const auto& list, size_t& at, double otherwise) {
-    return list && at < list->size() ? (*list)[at++] : otherwise;
-  };
   std::vector<Activation> out;
   for (const std::string& name : names) {
     const auto kind = std::find_if(std::begin(kActivations), std::end(kActivations),
@@ -218,8 +228,8 @@ Result<std::vector<Activation>> activations_of(RuleContext& c, const std::vector
       return c.error("the activation '{}' is not known", quote_control(name));
     Activation& made =
         out.emplace_back(Activation{std::string(kind->name), kind->alpha, kind->beta});
-    if (kind->numbers > 0) made.alpha = next(alphas, alpha, kind->alpha);
-    if (kind->numbers > 1) made.beta = next(betas, beta, kind->beta);
+    if (kind->numbers > 0) made.alpha = next_of(alphas, alpha, kind->alpha);
+    if (kind->numbers > 1) made.beta = next_of(betas, beta, kind->beta);
   }
   return out;
 }

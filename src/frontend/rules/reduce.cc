@@ -108,10 +108,8 @@ Result<Vals> reduce_l2(RuleContext& c) { return single(sum_of(c, "Square", "Root
 Result<Vals> reduce_sum_square(RuleContext& c) { return single(sum_of(c, "Square", "")); }
 Result<Vals> reduce_log_sum(RuleContext& c) { return single(sum_of(c, "", "Log")); }
 
-Result<Vals> reduce_log_sum_exp(RuleContext& c) {  // max + log(sum(exp(x - max)))
-  PIPER_ASSIGN(const Reduction r, reduction(c));
-  Reduction kept = r;
-  kept.keepdims = true;
+// Returns the greatest element of each sum, or 0 where that is infinite.
+Result<Val> greatest(RuleContext& c, const Reduction& kept) {
   PIPER_ASSIGN(Val top, reduce(c, "ReduceMax", c.in(0), kept));
   PIPER_ASSIGN(top, c.pointwise("Detach", {top}));  // it cancels
   // Infinity less itself is no number.
@@ -119,6 +117,14 @@ Result<Vals> reduce_log_sum_exp(RuleContext& c) {  // max + log(sum(exp(x - max)
   const Val infinity = c.number(std::numeric_limits<double>::infinity(), top);
   PIPER_ASSIGN(const Val endless, c.pointwise("Equal", {size, infinity}));
   PIPER_ASSIGN(top, c.pointwise("Where", {endless, c.number(0, top), top}));
+  return top;
+}
+
+Result<Vals> reduce_log_sum_exp(RuleContext& c) {  // max + log(sum(exp(x - max)))
+  PIPER_ASSIGN(const Reduction r, reduction(c));
+  Reduction kept = r;
+  kept.keepdims = true;
+  PIPER_ASSIGN(const Val top, greatest(c, kept));
   PIPER_ASSIGN(Val x, c.pointwise("Sub", {c.in(0), top}));
   PIPER_ASSIGN(x, c.pointwise("Exp", {x}));
   PIPER_ASSIGN(x, reduce(c, "ReduceSum", x, kept));

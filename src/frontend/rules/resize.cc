@@ -100,6 +100,18 @@ std::vector<std::pair<int64_t, double>> neighbours(const ResizeDim& d, const Mod
   return out;
 }
 
+// Adds the taps of an output; other outputs may have more or fewer.
+void add_taps(Taps& t, const std::vector<std::pair<int64_t, double>>& all, int64_t o) {
+  if (all.size() > t.places.size()) {
+    t.places.resize(all.size(), std::vector<int64_t>(static_cast<size_t>(o), 0));
+    t.weights.resize(all.size(), std::vector<double>(static_cast<size_t>(o), 0));
+  }
+  for (size_t k = 0; k < t.places.size(); ++k) {
+    t.places[k].push_back(k < all.size() ? all[k].first : 0);
+    t.weights[k].push_back(k < all.size() ? all[k].second : 0);
+  }
+}
+
 Taps taps_of(const ResizeDim& d, const Modes& m) {
   Taps t;
   for (int64_t o = 0; o < d.out; ++o) {
@@ -114,14 +126,7 @@ Taps taps_of(const ResizeDim& d, const Modes& m) {
     } else {
       all = neighbours(d, m, x);
     }
-    if (all.size() > t.places.size()) {
-      t.places.resize(all.size(), std::vector<int64_t>(static_cast<size_t>(o), 0));
-      t.weights.resize(all.size(), std::vector<double>(static_cast<size_t>(o), 0));
-    }
-    for (size_t k = 0; k < t.places.size(); ++k) {
-      t.places[k].push_back(k < all.size() ? all[k].first : 0);
-      t.weights[k].push_back(k < all.size() ? all[k].second : 0);
-    }
+    add_taps(t, all, o);
   }
   if (m.mode == "nearest") t.weights.clear();
   return t;
@@ -151,16 +156,21 @@ Status check_taps(RuleContext& c, const ResizeDim& d, const Modes& m) {
   return ok_status();
 }
 
+Result<Val> tap_of(RuleContext& c, const Val& x, size_t d, const Taps& taps, size_t k) {
+  PIPER_ASSIGN(Val part, c.op("Gather", {x, integers_val(taps.places[k])},
+                              {{"axis", static_cast<int64_t>(d)}}));
+  if (!taps.weights.empty()) {
+    const Val weight = along(taps.weights[k], d, x);
+    PIPER_ASSIGN(part, c.pointwise("Mul", {part, weight}));
+  }
+  return part;
+}
+
 Result<Val> resize_dim(RuleContext& c, const Val& x, size_t d, const Taps& taps,
                        double extrapolation) {
   Val sum;
   for (size_t k = 0; k < taps.places.size(); ++k) {
-    PIPER_ASSIGN(Val part, c.op("Gather", {x, integers_val(taps.places[k])},
-                                {{"axis", static_cast<int64_t>(d)}}));
-    if (!taps.weights.empty()) {
-      const Val weight = along(taps.weights[k], d, x);
-      PIPER_ASSIGN(part, c.pointwise("Mul", {part, weight}));
-    }
+    PIPER_ASSIGN(Val part, tap_of(c, x, d, taps, k));
     if (!sum.present()) {
       sum = std::move(part);
     } else {
@@ -199,18 +209,7 @@ double scaled_size(int64_t size, double scale) {
   return std::floor(static_cast<float>(size) * static_cast<float>(scale));
 }
 
-Result<Modes> read_modes(RuleContext& c) {
-  Modes m{c.text("mode", "nearest"),
-          c.text("coordinate_transformation_mode", "half_pixel"),
-          c.text("nearest_mode", "round_prefer_floor"),
-          c.real("cubic_coeff_a", -0.75),
-          c.real("extrapolation_value", 0),
-          c.integer("antialias", 0) != 0,
-          c.integer("exclude_outside", 0) != 0};
-  if (c.opset < kByMode) {  // there was one way
-    m.coordinates = "asymmetric";
-    m.nearest = "floor";
-  }
+Status check_modes(RuleContext& c, const Modes& m) {
   auto known = [](const std::string& text, std::initializer_list<std::string_view> list) {
     return std::find(list.begin(), list.end(), text) != list.end();
   };
@@ -223,6 +222,22 @@ Result<Modes> read_modes(RuleContext& c) {
                    quote_control(m.coordinates));
   if (!known(m.nearest, {"round_prefer_floor", "round_prefer_ceil", "floor", "ceil"}))
     return c.error("nearest_mode '{}' is not known", quote_control(m.nearest));
+  return ok_status();
+}
+
+Result<Modes> read_modes(RuleContext& c) {
+  Modes m{c.text("mode", "nearest"),
+          c.text("coordinate_transformation_mode", "half_pixel"),
+          c.text("nearest_mode", "round_prefer_floor"),
+          c.real("cubic_coeff_a", -0.75),
+          c.real("extrapolation_value", 0),
+          c.integer("antialias", 0) != 0,
+          c.integer("exclude_outside", 0) != 0};
+  if (c.opset < kByMode) {  // there was one way
+    m.coordinates = "asymmetric";
+    m.nearest = "floor";
+  }
+  PIPER_TRY(check_modes(c, m));
   return m;
 }
 
@@ -316,6 +331,19 @@ Result<Vals> resize(RuleContext& c) {
   return resized(c, modes, std::move(dims));
 }
 
+Status scale_dims(RuleContext& c, const std::vector<double>& scales, std::vector<ResizeDim>& dims) {
+  for (size_t d = 0; d < dims.size(); ++d) {
+    const int64_t size = c.in(0).shape[d];
+    const double out = scaled_size(size, scales[d]);
+    if (!(out >= 1 && out <= kMaxSize) || size < 1)
+      return c.error("makes {} elements of {}", out, size);
+    dims[d].size = size;
+    dims[d].out = static_cast<int64_t>(out);
+    dims[d].scale = scales[d];
+  }
+  return ok_status();
+}
+
 // Returns what Resize replaced in opset 10: by scales only, an attribute at first, from the first
 // element.
 Result<Vals> upsample(RuleContext& c) {
@@ -331,15 +359,7 @@ Result<Vals> upsample(RuleContext& c) {
   std::vector<ResizeDim> dims(c.in(0).rank());
   if (scales.size() != dims.size())
     return c.error("has {} scales for {} dims", scales.size(), dims.size());
-  for (size_t d = 0; d < dims.size(); ++d) {
-    const int64_t size = c.in(0).shape[d];
-    const double out = scaled_size(size, scales[d]);
-    if (!(out >= 1 && out <= kMaxSize) || size < 1)
-      return c.error("makes {} elements of {}", out, size);
-    dims[d].size = size;
-    dims[d].out = static_cast<int64_t>(out);
-    dims[d].scale = scales[d];
-  }
+  PIPER_TRY(scale_dims(c, scales, dims));
   return resized(c, modes, std::move(dims));
 }
 

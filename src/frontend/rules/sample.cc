@@ -108,6 +108,12 @@ Result<Val> polynomial(RuleContext& c, const Val& d, double p, double q, double 
   return plus_number(c, y, s);
 }
 
+// Returns |x - tap|, where x is `past` after the tap of number 1.
+Result<Val> distance_to(RuleContext& c, const Val& past, int k) {
+  if (k == 1) return past;
+  return k == 0 ? plus_number(c, past, 1) : c.pointwise("Sub", {c.number(k - 1, past), past});
+}
+
 // Four taps (Keys, Cubic convolution interpolation, 1981, with a = -0.75).
 Result<std::vector<Tap>> cubic_taps(RuleContext& c, const SampleMode& how, const Val& x,
                                     int64_t size) {
@@ -119,11 +125,7 @@ Result<std::vector<Tap>> cubic_taps(RuleContext& c, const SampleMode& how, const
     PIPER_ASSIGN(Val at, plus_number(c, low, k - 1));
     PIPER_ASSIGN(at, kept_inside(c, how, at, size));
     PIPER_ASSIGN(at, c.pointwise("Round", {at}));
-    Val distance = past;  // |x - tap|
-    if (k != 1) {
-      PIPER_ASSIGN(distance, k == 0 ? plus_number(c, past, 1)
-                                    : c.pointwise("Sub", {c.number(k - 1, past), past}));
-    }
+    PIPER_ASSIGN(const Val distance, distance_to(c, past, k));
     PIPER_ASSIGN(const Val weight, k == 1 || k == 2
                                        ? polynomial(c, distance, a + 2, -a - 3, 0, 1)
                                        : polynomial(c, distance, a, -5 * a, 8 * a, -4 * a));
@@ -227,12 +229,17 @@ Result<Val> place_in(RuleContext& c, const Val& x, int64_t size, bool align_corn
   return plus_number(c, y, align_corners ? 0 : -0.5);
 }
 
-Result<Vals> grid_sample(RuleContext& c) {
-  PIPER_TRY(c.need(2, 2));
-  const Val &x = c.in(0), &grid = c.in(1);
+Status check_grid(RuleContext& c, const Val& x, const Val& grid) {
   if (x.rank() < 3 || x.rank() > 5 || grid.rank() != x.rank() || grid.shape[0] != x.shape[0] ||
       grid.shape.back() != static_cast<int64_t>(x.rank()) - 2 || !info(x.dtype).is_float)
     return c.error("cannot sample {} at {}", to_string(x.shape), to_string(grid.shape));
+  return ok_status();
+}
+
+Result<Vals> grid_sample(RuleContext& c) {
+  PIPER_TRY(c.need(2, 2));
+  const Val &x = c.in(0), &grid = c.in(1);
+  PIPER_TRY(check_grid(c, x, grid));
   const size_t dims = x.rank() - 2;
   PIPER_ASSIGN(const MakeTaps make, taps_of_mode(c, dims));
   PIPER_ASSIGN(const SamplePadding padding, padding_of(c));
@@ -274,6 +281,16 @@ struct Deformed {
   int64_t groups = 1, offset_groups = 1;
 };
 
+Status check_groups(RuleContext& c, const Deformed& d) {
+  const Val &x = c.in(0), &weight = c.in(1);
+  if (d.groups < 1 || d.offset_groups < 1 || x.shape[1] % d.groups != 0 ||
+      x.shape[1] % d.offset_groups != 0 || weight.shape[0] % d.groups != 0 ||
+      weight.shape[1] != x.shape[1] / d.groups)
+    return c.error("convolves {} with {} in {} and {} groups", to_string(x.shape),
+                   to_string(weight.shape), d.groups, d.offset_groups);
+  return ok_status();
+}
+
 Result<Deformed> read_deformed(RuleContext& c) {
   PIPER_TRY(c.need(3, 5));
   const Val &x = c.in(0), &weight = c.in(1);
@@ -281,11 +298,7 @@ Result<Deformed> read_deformed(RuleContext& c) {
     return c.error("convolves {} with {}; images of two dims are supported", to_string(x.shape),
                    to_string(weight.shape));
   Deformed d{.groups = c.integer("group", 1), .offset_groups = c.integer("offset_group", 1)};
-  if (d.groups < 1 || d.offset_groups < 1 || x.shape[1] % d.groups != 0 ||
-      x.shape[1] % d.offset_groups != 0 || weight.shape[0] % d.groups != 0 ||
-      weight.shape[1] != x.shape[1] / d.groups)
-    return c.error("convolves {} with {} in {} and {} groups", to_string(x.shape),
-                   to_string(weight.shape), d.groups, d.offset_groups);
+  PIPER_TRY(check_groups(c, d));
   PIPER_TRY(check_kernel(c, weight));
   PIPER_ASSIGN(d.w, read_windows(c, x, {weight.shape[2], weight.shape[3]}, false));
   const int64_t points = d.offset_groups * num_elements(d.w.kernel);
@@ -298,6 +311,15 @@ Result<Deformed> read_deformed(RuleContext& c) {
   return d;
 }
 
+Result<Val> deformed_places(RuleContext& c, const Deformed& d, const Val& offsets, size_t dim) {
+  const int64_t n = offsets.shape[0], k = offsets.shape[1], o = d.w.places();
+  PIPER_ASSIGN(Val offset, c.part(offsets, 2, static_cast<int64_t>(dim), 1));
+  PIPER_ASSIGN(offset, c.reshape(offset, {n, 1, k, d.w.count[0], d.w.count[1]}));
+  PIPER_ASSIGN(const Val regular, regular_places(c, d.w, dim, offset.dtype));
+  PIPER_ASSIGN(const Val place, c.add(regular, offset));
+  return c.reshape(place, {n, 1, k * o});
+}
+
 // Returns the elements of all windows for the channels of one offset group, [n, c, k·o].
 Result<Val> deformed_group(RuleContext& c, const Deformed& d, int64_t group) {
   const Val& x = c.in(0);
@@ -308,11 +330,7 @@ Result<Val> deformed_group(RuleContext& c, const Deformed& d, int64_t group) {
   PIPER_ASSIGN(offsets, c.reshape(offsets, {n, k, 2, d.w.count[0], d.w.count[1]}));
   Vals places;
   for (size_t dim = 0; dim < 2; ++dim) {
-    PIPER_ASSIGN(Val offset, c.part(offsets, 2, static_cast<int64_t>(dim), 1));
-    PIPER_ASSIGN(offset, c.reshape(offset, {n, 1, k, d.w.count[0], d.w.count[1]}));
-    PIPER_ASSIGN(const Val regular, regular_places(c, d.w, dim, offset.dtype));
-    PIPER_ASSIGN(const Val place, c.add(regular, offset));
-    PIPER_ASSIGN(places.emplace_back(), c.reshape(place, {n, 1, k * o}));
+    PIPER_ASSIGN(places.emplace_back(), deformed_places(c, d, offsets, dim));
   }
   PIPER_ASSIGN(const Val y, sampled(c, {}, image, places, linear_taps));
   if (!c.has(4)) return y;
@@ -321,11 +339,7 @@ Result<Val> deformed_group(RuleContext& c, const Deformed& d, int64_t group) {
   return c.mul(y, mask);
 }
 
-Result<Vals> deform_conv(RuleContext& c) {
-  PIPER_ASSIGN(const Deformed d, read_deformed(c));
-  const Val &x = c.in(0), &weight = c.in(1);
-  const int64_t n = x.shape[0], k = num_elements(d.w.kernel), o = d.w.places();
-  const int64_t outputs = weight.shape[0], depth = weight.shape[1] * k;
+Result<Val> deformed_columns(RuleContext& c, const Deformed& d) {
   Vals groups;
   for (int64_t g = 0; g < d.offset_groups; ++g) {
     PIPER_ASSIGN(groups.emplace_back(), deformed_group(c, d, g));
@@ -334,6 +348,15 @@ Result<Vals> deform_conv(RuleContext& c) {
   if (groups.size() > 1) {
     PIPER_ASSIGN(columns, c.op("Concat", groups, {{"axis", int64_t{1}}}));
   }
+  return columns;
+}
+
+Result<Vals> deform_conv(RuleContext& c) {
+  PIPER_ASSIGN(const Deformed d, read_deformed(c));
+  const Val &x = c.in(0), &weight = c.in(1);
+  const int64_t n = x.shape[0], k = num_elements(d.w.kernel), o = d.w.places();
+  const int64_t outputs = weight.shape[0], depth = weight.shape[1] * k;
+  PIPER_ASSIGN(Val columns, deformed_columns(c, d));
   PIPER_ASSIGN(columns, c.reshape(columns, {n, d.groups, depth, o}));
   PIPER_ASSIGN(const Val rows, c.reshape(weight, {d.groups, outputs / d.groups, depth}));
   PIPER_ASSIGN(Val y, c.matmul(rows, columns));

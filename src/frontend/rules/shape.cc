@@ -42,11 +42,9 @@ Result<Vals> constant_of_shape(RuleContext& c) {
 
 Result<Vals> range(RuleContext& c) {
   PIPER_TRY(c.need(3, 3));
-  for (size_t i = 0; i < 3; ++i) {
-    if (!c.in(i).is_constant() || num_elements(c.in(i).shape) != 1) {
+  for (size_t i = 0; i < 3; ++i)
+    if (!c.in(i).is_constant() || num_elements(c.in(i).shape) != 1)
       return c.error("its bounds must be known when the model is compiled, but depend on the data");
-    }
-  }
   const DType dtype = c.in(0).dtype;
   const double start = read_number(c.in(0).data, dtype, 0);
   const double limit = read_number(c.in(1).data, c.in(1).dtype, 0);

@@ -184,10 +184,8 @@ Result<Vals> stft(RuleContext& c) {
     PIPER_ASSIGN(*one, frames_of(c, *one, f));
   }
   const bool half = c.integer("onesided", 1) != 0;
-  PIPER_ASSIGN(
-      y,
-      transformed(c, y,
-                  {.n = f.length, .length = f.length, .bins = half ? f.length / 2 + 1 : f.length}));
+  const int64_t bins = half ? f.length / 2 + 1 : f.length;
+  PIPER_ASSIGN(y, transformed(c, y, {.n = f.length, .length = f.length, .bins = bins}));
   return single(with_parts(c, y));
 }
 

@@ -11,6 +11,23 @@ namespace piper {
 // share a row until the clock changes.
 class Clockwork {
  public:
+  // Asks for the clocks of what a cell sends and waits for.
+  void begin_cell(int32_t c) {
+    const auto& steps = section_.steps[c];
+    Clocks::Cell& cell = clocks_.cells_.emplace_back();
+    cell.row_of.assign(steps.size(), -1);
+    cell.column_of.assign(static_cast<size_t>(section_.slots), -1);
+    copies_.emplace_back(steps.size());
+    for (size_t i = 0; i < steps.size(); ++i) {
+      ask_for(cell, steps[i].slot);
+      if (steps[i].kind == InstructionKind::kSend) {
+        ask_for(cell, section_.step(section_.partner[c][i]).slot);
+        ++copies_[c][i].uses;
+      }
+      for (int32_t wait : section_.waits_of({c, static_cast<int32_t>(i)})) ++copies_[c][wait].uses;
+    }
+  }
+
   Clockwork(const Model& model, const Section& section)
       : model_(model),
         section_(section),
@@ -18,21 +35,7 @@ class Clockwork {
         now_(static_cast<size_t>(section.slots) * width_, -1),
         learned_(now_.size(), -1),
         slots_(static_cast<size_t>(section.slots)) {
-    for (int32_t c = 0; c < static_cast<int32_t>(section.steps.size()); ++c) {
-      const auto& steps = section.steps[c];
-      Clocks::Cell& cell = clocks_.cells_.emplace_back();
-      cell.row_of.assign(steps.size(), -1);
-      cell.column_of.assign(static_cast<size_t>(section.slots), -1);
-      copies_.emplace_back(steps.size());
-      for (size_t i = 0; i < steps.size(); ++i) {
-        ask_for(cell, steps[i].slot);
-        if (steps[i].kind == InstructionKind::kSend) {
-          ask_for(cell, section.step(section.partner[c][i]).slot);
-          ++copies_[c][i].uses;
-        }
-        for (int32_t wait : section.waits_of({c, static_cast<int32_t>(i)})) ++copies_[c][wait].uses;
-      }
-    }
+    for (int32_t c = 0; c < static_cast<int32_t>(section.steps.size()); ++c) begin_cell(c);
   }
 
   Clocks run() {

@@ -106,6 +106,48 @@ void compare_types(const Model& model, const Section& section, Spot send, Spot r
   }
 }
 
+void check_peer(const Model& model, int32_t c, const Instruction& one, Findings& findings) {
+  const Cell& cell = model.cells[c];
+  const Communicator& of = cell.role->communicators[one.communicator];
+  const auto& own = one.kind == InstructionKind::kSend ? of.from : of.to;
+  if (!std::equal(own.begin(), own.end(), cell.coordinates.begin(),
+                  [](int32_t at, int64_t rank) { return at < 0 || at == rank; }))
+    findings.add("communicator", "{} on {} uses communicator {}, which belongs to other ranks",
+                 name_of(one), model.who(c), one.communicator);
+}
+
+void join_transfer(const Model& model, Spot send, Spot recv, Section& section, Findings& findings) {
+  section.partner[send.cell][send.index] = recv;
+  section.partner[recv.cell][recv.index] = send;
+  if (section.part_of(send) != section.part_of(recv))
+    findings.add("transfer", "{} is received by {} in another part of the plan",
+                 name_of(model, section, send), name_of(model, section, recv));
+  compare_types(model, section, send, recv, findings);
+}
+
+void join_members(const std::map<int32_t, std::vector<Spot>>& members, size_t count,
+                  Section& section) {
+  for (size_t k = 0; k < count; ++k) {
+    std::vector<Spot> joint;
+    for (const auto& [cell, places] : members)
+      if (k < places.size()) joint.push_back(places[k]);
+    for (Spot place : joint)
+      section.joint[place.cell][place.index] = static_cast<int32_t>(section.joints.size());
+    section.joints.push_back(std::move(joint));
+  }
+}
+
+void compare_collectives(const Model& model, const Section& section, const std::vector<Spot>& first,
+                         const std::vector<Spot>& places, Findings& findings) {
+  for (size_t k = 0; k < std::min(first.size(), places.size()); ++k)
+    if (section.part_of(first[k]) != section.part_of(places[k]) ||
+        !same_collective(model, section, first[k], places[k])) {
+      findings.add("collective", "{} meets {}: they are not the same collective",
+                   describe(model, section, first[k]), describe(model, section, places[k]));
+      break;
+    }
+}
+
 }  // namespace
 
 void check_communicators(const Model& model, Findings& findings) {
@@ -119,14 +161,7 @@ void check_communicators(const Model& model, Findings& findings) {
     }
     for (const auto* list : cell.role->sections())
       for (const Instruction& one : *list) {
-        if (one.peer.empty()) continue;
-        const Communicator& of = all[one.communicator];
-        const auto& own = one.kind == InstructionKind::kSend ? of.from : of.to;
-        if (!std::equal(own.begin(), own.end(), cell.coordinates.begin(),
-                        [](int32_t at, int64_t rank) { return at < 0 || at == rank; }))
-          findings.add("communicator",
-                       "{} on {} uses communicator {}, which belongs to other ranks", name_of(one),
-                       model.who(c), one.communicator);
+        if (!one.peer.empty()) check_peer(model, c, one, findings);
       }
   }
 }
@@ -144,13 +179,8 @@ void check_transfers(const Model& model, Section& section, Findings& findings,
         findings.add("transfer", "{} waits for a message that {} never sends",
                      name_of(model, section, recvs[k]), model.who(from));
       } else {
-        section.partner[sends[k].cell][sends[k].index] = recvs[k];
-        section.partner[recvs[k].cell][recvs[k].index] = sends[k];
         ++report.transfers;
-        if (section.part_of(sends[k]) != section.part_of(recvs[k]))
-          findings.add("transfer", "{} is received by {} in another part of the plan",
-                       name_of(model, section, sends[k]), name_of(model, section, recvs[k]));
-        compare_types(model, section, sends[k], recvs[k], findings);
+        join_transfer(model, sends[k], recvs[k], section, findings);
       }
     }
   }
@@ -164,27 +194,14 @@ void check_collectives(const Model& model, Section& section, Findings& findings,
     if (members.size() == 1)
       continue;  // all ranks belong to one cell, so they run the same instructions
     for (const auto& [cell, places] : members) {
-      for (size_t k = 0; k < std::min(first.size(), places.size()); ++k)
-        if (section.part_of(first[k]) != section.part_of(places[k]) ||
-            !same_collective(model, section, first[k], places[k])) {
-          findings.add("collective", "{} meets {}: they are not the same collective",
-                       describe(model, section, first[k]), describe(model, section, places[k]));
-          break;
-        }
+      compare_collectives(model, section, first, places, findings);
       if (first.size() == places.size()) continue;
       const bool more = places.size() > first.size();
       const Spot extra = more ? places[first.size()] : first[places.size()];
       findings.add("collective", "{} is never joined by {}", name_of(model, section, extra),
                    model.who(more ? first_cell : cell));
     }
-    for (size_t k = 0; k < first.size(); ++k) {
-      std::vector<Spot> joint;
-      for (const auto& [cell, places] : members)
-        if (k < places.size()) joint.push_back(places[k]);
-      for (Spot place : joint)
-        section.joint[place.cell][place.index] = static_cast<int32_t>(section.joints.size());
-      section.joints.push_back(std::move(joint));
-    }
+    join_members(members, first.size(), section);
   }
 }
 

@@ -59,13 +59,7 @@ class Copies : public BufferWalk<uint64_t> {
     return symbol_of(text);
   }
 
-  // Values of samples count only as declared contributions.
-  void compute(Spot place) override {
-    const Step& step = section_.step(place);
-    if (!step.sums && (step.micro >= 0 || !holds_copy_[place.cell]))
-      return set_written(place, step);
-    const Instruction& one = section_.at(place);
-    sums_.clear();
+  void add_combines(Spot place, const Instruction& one) {
     for (const SumCombine& combine : one.combines) {
       uint64_t sum = 0;
       for (size_t i = 0; i < combine.from.size(); ++i) {
@@ -74,16 +68,30 @@ class Copies : public BufferWalk<uint64_t> {
       }
       sums_.emplace_back(combine.arg, sum);
     }
+  }
+
+  void add_contribution(Spot place, const Instruction& one, const Contribution& part) {
+    const uint64_t made = contribution(place, one, part);
+    const auto known = std::find_if(sums_.begin(), sums_.end(),
+                                    [&](const auto& sum) { return sum.first == part.arg; });
+    if (known != sums_.end())
+      known->second = added(known->second, made);
+    else
+      sums_.emplace_back(part.arg, part.accumulates
+                                       ? added(held(place, static_cast<size_t>(part.arg)), made)
+                                       : made);
+  }
+
+  // Values of samples count only as declared contributions.
+  void compute(Spot place) override {
+    const Step& step = section_.step(place);
+    if (!step.sums && (step.micro >= 0 || !holds_copy_[place.cell]))
+      return set_written(place, step);
+    const Instruction& one = section_.at(place);
+    sums_.clear();
+    add_combines(place, one);
     for (const Contribution& part : one.contributions) {
-      const uint64_t made = contribution(place, one, part);
-      const auto known = std::find_if(sums_.begin(), sums_.end(),
-                                      [&](const auto& sum) { return sum.first == part.arg; });
-      if (known != sums_.end())
-        known->second = added(known->second, made);
-      else
-        sums_.emplace_back(part.arg, part.accumulates
-                                         ? added(held(place, static_cast<size_t>(part.arg)), made)
-                                         : made);
+      add_contribution(place, one, part);
     }
     if (one.micro < 0 && holds_copy_[place.cell])
       evaluate(place, one);

@@ -187,6 +187,15 @@ class DrawCheck {
     }
   }
 
+  void check_single(Spot place, const Program& program, const ProgramOp& op, const Tensor* key) {
+    const std::vector<Drawn>& known = on_one_[key_of(key)];
+    const bool is_known =
+        !single_ || std::find(known.begin(), known.end(), drawn_in(program, op)) != known.end();
+    if ((!is_known || !has_zeros_at_cuts(op)) && said_of_.insert(key_of(key)).second)
+      findings_.add("single", "{} draws {} with key '{}' for other elements than one device does",
+                    name_of(model_, section_, place), op.op, shown(key));
+  }
+
   void visit(Spot place, const Draw& draw, bool forward) {
     const RoleProgram& role = *model_.cells[place.cell].role;
     const Instruction& one = section_.at(place);
@@ -203,12 +212,7 @@ class DrawCheck {
     else if (!drawn_.contains(symbol) && said_.insert(symbol).second)
       findings_.add("microbatch", "{} draws {} with key '{}' and step '{}', but no forward does",
                     name_of(model_, section_, place), op.op, shown(key), shown(step));
-    const std::vector<Drawn>& known = on_one_[key_of(key)];
-    const bool is_known =
-        !single_ || std::find(known.begin(), known.end(), drawn_in(program, op)) != known.end();
-    if ((!is_known || !has_zeros_at_cuts(op)) && said_of_.insert(key_of(key)).second)
-      findings_.add("single", "{} draws {} with key '{}' for other elements than one device does",
-                    name_of(model_, section_, place), op.op, shown(key));
+    check_single(place, program, op, key);
   }
 
   const Model& model_;

@@ -27,19 +27,24 @@ void LayoutCheck::visit(Spot place) {
     if (section_.ends_step(member)) check_reports(member.cell);
 }
 
+namespace {
+
+// Returns the dims that a packed one may be: those before it have one element.
+uint32_t packed_dims(const Shape& shape) {
+  size_t dims = 1;
+  while (dims < shape.size() && dims < 31 && shape[dims] == 1) ++dims;
+  return (uint32_t{1} << dims) - 1;
+}
+
+}  // namespace
+
 void LayoutCheck::add_cuts(Spot place, CutDims& cuts) const {
   const Program& program = role(place).programs[at(place).program];
-  const auto packed_dims = [](const Shape& shape) {
-    size_t dims = 1;
-    while (dims < shape.size() && dims < 31 && shape[dims] == 1) ++dims;
-    return (uint32_t{1} << dims) - 1;
-  };
   for (size_t v = 0; after(place) && v < cuts.size(); ++v) {
     const Lies& lies = after(place)->values[v];
     const std::vector<Lies> readings = lies.readings();
-    const bool is_cut = std::any_of(readings.begin(), readings.end(),
-                                    [](const Lies&one) { return one.kind == Lies::kCut; }),
-               is_known = readings.size() == 1 && lies.run == 0;
+    const bool is_cut = std::ranges::count(readings, Lies::kCut, &Lies::kind) > 0;
+    const bool is_known = readings.size() == 1 && lies.run == 0;
     if (std::ranges::any_of(readings, [](const Lies& one) { return !one.turn.of.empty(); }))
       cuts[v].push_back({0, CutDim::kPartial});
     if (is_cut)

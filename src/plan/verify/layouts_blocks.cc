@@ -49,6 +49,15 @@ bool gathers_run(const RoleProgram& role, const Instruction& one,
   return false;
 }
 
+// Returns whether what the instruction moves says how values are cut over its group.
+bool shows_cut(const RoleProgram& role, const Instruction& one, const std::vector<int32_t>& uses,
+               const std::vector<bool>& of_parameters) {
+  return one.group >= 0 &&
+         (one.dim >= 0 || one.to_dim >= 0 || info(one.kind).args == ArgForm::kTurns ||
+          one.reduction == Reduction::kMax || takes_run(role, one, uses, of_parameters) ||
+          gathers_run(role, one, of_parameters));
+}
+
 }  // namespace
 
 uint32_t find_followed_axes(const PlanSet& set) {
@@ -63,11 +72,7 @@ uint32_t find_followed_axes(const PlanSet& set) {
       for (const int32_t arg : one.args) ++uses[arg];
     });
     for_each_instruction(role, [&](const Instruction& one) {
-      if (one.group >= 0 &&
-          (one.dim >= 0 || one.to_dim >= 0 || info(one.kind).args == ArgForm::kTurns ||
-           one.reduction == Reduction::kMax || takes_run(role, one, uses, of_parameters) ||
-           gathers_run(role, one, of_parameters)))
-        axes |= axes_of(role.groups[one.group]);
+      if (shows_cut(role, one, uses, of_parameters)) axes |= axes_of(role.groups[one.group]);
     });
   }
   for (size_t axis = 0; axis < set.roles[0].mesh.size(); ++axis)

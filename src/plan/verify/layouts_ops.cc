@@ -31,12 +31,8 @@ Lies joined(std::vector<Lies> readings) {
   return made;
 }
 
-}  // namespace
-
-OpLayouts::Made OpLayouts::make(std::string_view op, const Attrs& attrs,
-                                std::span<const LaidOut> inputs,
-                                std::span<const TensorType> outputs) {
-  counted.assign(inputs.size(), 0);
+// Returns the operands, once for each combination of their readings.
+std::vector<std::vector<LaidOut>> combine_readings(std::span<const LaidOut> inputs) {
   constexpr size_t kMost = 64;  // combinations of readings that are tried
   std::vector<std::vector<LaidOut>> all(1);
   for (const LaidOut& input : inputs) {
@@ -49,8 +45,17 @@ OpLayouts::Made OpLayouts::make(std::string_view op, const Attrs& attrs,
       all[i].push_back({input.type, readings[i / known], input.present});
     }
   }
+  return all;
+}
+
+}  // namespace
+
+OpLayouts::Made OpLayouts::make(std::string_view op, const Attrs& attrs,
+                                std::span<const LaidOut> inputs,
+                                std::span<const TensorType> outputs) {
+  counted.assign(inputs.size(), 0);
   Made made;
-  for (const std::vector<LaidOut>& operands : all) {
+  for (const std::vector<LaidOut>& operands : combine_readings(inputs)) {
     const Made one = make_one(op, attrs, operands, outputs);
     for (size_t o = 0; made && one && o < one->size(); ++o) (*made)[o].add_reading((*one)[o]);
     if (!made) made = one;
@@ -147,6 +152,20 @@ OpLayouts::Made OpLayouts::keep_whole(std::string_view op, const Attrs& attrs,
   return made;
 }
 
+namespace {
+
+OpTypes types_of(const Attrs& attrs, std::span<const LaidOut> inputs) {
+  OpTypes types;
+  types.attrs = attrs;
+  for (const LaidOut& one : inputs) {
+    types.inputs.push_back(one.type);
+    types.present.push_back(one.present);
+  }
+  return types;
+}
+
+}  // namespace
+
 std::optional<OpLayouts::Use> OpLayouts::use_of(std::string_view op, const Attrs& attrs,
                                                 std::span<const LaidOut> inputs,
                                                 std::span<const TensorType> outputs) {
@@ -156,11 +175,7 @@ std::optional<OpLayouts::Use> OpLayouts::use_of(std::string_view op, const Attrs
     return std::nullopt;
   };
   if (!use.def || !use.def->loops) return none("which has no rule for operands in parts");
-  use.types.attrs = attrs;
-  for (const LaidOut& one : inputs) {
-    use.types.inputs.push_back(one.type);
-    use.types.present.push_back(one.present);
-  }
+  use.types = types_of(attrs, inputs);
   const auto types = use.def->types(use.types);
   if (!types) return none(types.error().message);
   if (!std::equal(types->begin(), types->end(), outputs.begin(), outputs.end()))

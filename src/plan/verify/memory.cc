@@ -68,6 +68,18 @@ class CellCheck {
   std::string name(const Mark& mark) const { return name(Spot{cell_, mark.by}); }
   bool permanent(int32_t buffer) const { return facts_.buffers[buffer].kind != BufferKind::kStep; }
 
+  void write_args(Spot place, const Step& step, std::span<const int32_t> args, bool computes) {
+    for (size_t a = 0; a < args.size(); ++a) {
+      const uint8_t access = access_of(facts_, step, a);
+      if (!(access & kWrites)) continue;
+      write(place, step, args[a], access & kReads);
+      lives_[args[a]].written_by = place.index;
+      const bool is_state = facts_.buffers[args[a]].kind == BufferKind::kState;
+      int32_t& by = lives_[args[a]].updated_by;
+      if (is_body_ && computes && is_state && by < 0) by = place.index;
+    }
+  }
+
   void visit(Spot place, const Step& step) {
     const std::span<const int32_t> args = section_.args_of(cell_, step);
     const bool computes =
@@ -84,15 +96,7 @@ class CellCheck {
     if (twice && step.kind == InstructionKind::kCompute)
       check_same_buffer(place, section_.at(place));
     if (step.kind == InstructionKind::kCompute) check_repeated(place, step, args);
-    for (size_t a = 0; a < args.size(); ++a) {
-      const uint8_t access = access_of(facts_, step, a);
-      if (!(access & kWrites)) continue;
-      write(place, step, args[a], access & kReads);
-      lives_[args[a]].written_by = place.index;
-      const bool is_state = facts_.buffers[args[a]].kind == BufferKind::kState;
-      int32_t& by = lives_[args[a]].updated_by;
-      if (is_body_ && computes && is_state && by < 0) by = place.index;
-    }
+    write_args(place, step, args, computes);
   }
 
   // Checks that no program that changes an argument in place is applied twice in a row to the same

@@ -430,6 +430,15 @@ void check_whole(const PlanSet& set, VerifyReport& report) {
   }
 }
 
+// Says when a role's outer updates run.
+std::string times_of_updates(const RoleProgram& role) {
+  std::string text;
+  for (const OuterUpdate& one : role.outer_updates)
+    text += fmt::format("{}each {} steps{}", text.empty() ? "" : ", ", one.every,
+                        one.offset == 0 ? "" : fmt::format(" and {}", one.offset));
+  return text.empty() ? "never" : text;
+}
+
 // Returns whether all roles of both have outer updates at the same steps; what differs is found.
 bool check_outer_updates(const PlanSet& set, const PlanSet* one_device, VerifyReport& report) {
   const auto& all = set.roles[0].outer_updates;
@@ -438,23 +447,16 @@ bool check_outer_updates(const PlanSet& set, const PlanSet* one_device, VerifyRe
       return a.every == b.every && a.offset == b.offset;
     });
   };
-  const auto times = [](const RoleProgram& role) {
-    std::string text;
-    for (const OuterUpdate& one : role.outer_updates)
-      text += fmt::format("{}each {} steps{}", text.empty() ? "" : ", ", one.every,
-                          one.offset == 0 ? "" : fmt::format(" and {}", one.offset));
-    return text.empty() ? "never" : text;
-  };
   if (const auto other = std::ranges::find_if(set.roles, differ); other != set.roles.end()) {
     report.findings.push_back(
         {"structure", fmt::format("outer updates run {} on some ranks, {} on others",
-                                  times(set.roles[0]), times(*other))});
+                                  times_of_updates(set.roles[0]), times_of_updates(*other))});
     return false;
   }
   if (one_device == nullptr || std::ranges::none_of(one_device->roles, differ)) return true;
-  report.findings.push_back(
-      {"single", fmt::format("outer updates run {}, and {} on one device", times(set.roles[0]),
-                             times(one_device->roles[0]))});
+  report.findings.push_back({"single", fmt::format("outer updates run {}, and {} on one device",
+                                                   times_of_updates(set.roles[0]),
+                                                   times_of_updates(one_device->roles[0]))});
   return false;
 }
 

@@ -18,6 +18,12 @@ void absorb(SampleSet& set) {
   }
 }
 
+// Returns whether the next set begins where the one of its form ends.
+bool goes_on(const SampleSet& set, const SampleSet& next) {
+  return set.spread == next.spread && set.times == next.times &&
+         set.first + set.length == next.first;
+}
+
 // Joins neighbours of one form until nothing changes; exact, and enough where the sets tile
 // regularly.
 void merge(std::vector<SampleSet>& sets) {
@@ -29,9 +35,7 @@ void merge(std::vector<SampleSet>& sets) {
     });
     std::vector<SampleSet> merged;
     for (SampleSet& set : sets) {
-      if (!merged.empty() && merged.back().spread == set.spread &&
-          merged.back().times == set.times &&
-          merged.back().first + merged.back().length == set.first) {
+      if (!merged.empty() && goes_on(merged.back(), set)) {
         merged.back().length += set.length;
         changed = true;
       } else {

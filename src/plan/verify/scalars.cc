@@ -41,15 +41,28 @@ bool is_of_step(std::string_view op) {
                      [&](const Rule& rule) { return rule.op == op; });
 }
 
+bool scales_loss(const RoleProgram& role) {
+  return std::ranges::any_of(role.programs, [](const Program& program) {
+    return std::ranges::any_of(program.ops,
+                               [](const ProgramOp& op) { return op.op == "LossScale"; });
+  });
+}
+
+// Returns the runs of a term, if those of axes that rule layout follows count, too.
+int64_t runs_along(const Model& model, const Term& term, uint32_t axes) {
+  int64_t runs = term.runs;
+  for (size_t axis = 0; axis < model.mesh.size(); ++axis)
+    if ((term.followed & axes) >> axis & 1) runs *= model.mesh[axis].second;
+  return runs;
+}
+
 }  // namespace
 
 StepScalars::StepScalars(const Model& model, const Section& section, Findings& findings,
                          KnownOf known_of)
     : BufferWalk(section), model_(model), findings_(findings), known_of_(std::move(known_of)) {
   for (const Cell& cell : model.cells) {
-    for (const Program& program : cell.role->programs)
-      scales_ |= std::ranges::any_of(program.ops,
-                                     [](const ProgramOp& op) { return op.op == "LossScale"; });
+    scales_ |= scales_loss(*cell.role);
     Held& held = held_.emplace_back();
     auto& kinds = kinds_.emplace_back(cell.facts->buffers.size());
     for (int32_t b : cell.facts->kept) {
@@ -88,6 +101,16 @@ class StepScalars::Values {
       if (program_.arg_read[a]) values_[a] = bound(a);
   }
 
+  // Requires that parameters and states are not written after their update.
+  void check_writes(const ProgramOp& op) {
+    for (const int32_t output : op.outputs) {
+      const int32_t arg = argument(output);
+      if (arg >= 0 && updated_.contains(arg))
+        add("{} writes '{}' after its update", buffer_name(arg));
+      written_.insert(arg);
+    }
+  }
+
   void run() {
     for (const ProgramOp& op : program_.ops) {
       std::vector<const Number*> inputs;
@@ -96,12 +119,7 @@ class StepScalars::Values {
         update(op, count_states(*def, op.attrs), inputs);
         continue;
       }
-      for (const int32_t output : op.outputs) {
-        const int32_t arg = argument(output);
-        if (arg >= 0 && updated_.contains(arg))
-          add("{} writes '{}' after its update", buffer_name(arg));
-        written_.insert(arg);
-      }
+      check_writes(op);
       std::vector<Number> made;
       for (size_t i = 0; i < op.outputs.size(); ++i) {
         made.push_back(result(op, inputs, i));
@@ -114,6 +132,19 @@ class StepScalars::Values {
   }
 
  private:
+  void update_states(const ProgramOp& op, size_t states, int32_t id, const std::string& shown,
+                     std::span<const Number* const> inputs) {
+    size_t made = 1;  // outputs, of the states that are there
+    for (size_t i = 0; i < states && 2 + i < op.inputs.size(); ++i) {
+      if (op.inputs[2 + i] < 0) continue;
+      const int32_t state = argument(op.inputs[2 + i]);
+      if (state < 0 || op.outputs.size() <= made || argument(op.outputs[made++]) != state)
+        return add("{} updates '{}' with a state that it does not write", shown);
+      of_.check_state(place_, op, shown, id, i, buffer_name(state), *inputs[2 + i]);
+      ++values_[state].version;
+    }
+  }
+
   // Follows an optimizer's op: it reads a parameter, its gradient and its states, and writes the
   // parameter and the states.
   void update(const ProgramOp& op, size_t states, std::span<const Number* const> inputs) {
@@ -131,15 +162,7 @@ class StepScalars::Values {
     if (!gradient || gradient->kind != wanted || !gradient->rows.empty() ||
         gradient->target != of_.model_.gradient_of[id])
       return add("{} updates '{}' with something else than its gradient", shown);
-    size_t made = 1;  // outputs, of the states that are there
-    for (size_t i = 0; i < states && 2 + i < op.inputs.size(); ++i) {
-      if (op.inputs[2 + i] < 0) continue;
-      const int32_t state = argument(op.inputs[2 + i]);
-      if (state < 0 || op.outputs.size() <= made || argument(op.outputs[made++]) != state)
-        return add("{} updates '{}' with a state that it does not write", shown);
-      of_.check_state(place_, op, shown, id, i, buffer_name(state), *inputs[2 + i]);
-      ++values_[state].version;
-    }
+    update_states(op, states, id, shown, inputs);
   }
   int32_t argument(int32_t value) const { return value < program_.num_args ? value : -1; }
   std::string buffer_name(int32_t arg) const {
@@ -166,6 +189,11 @@ class StepScalars::Values {
     }
     return of_.number_in(place_.cell, one_.args[arg]);
   }
+  static bool is_mean(const ProgramOp& op, std::span<const Terms* const> terms) {
+    return op.op == "Div" && terms.size() == 2 && terms[0] && terms[1] && terms[0]->size() == 1 &&
+           terms[1]->size() == 1;
+  }
+
   Number result(const ProgramOp& op, std::span<const Number* const> inputs, size_t output) const {
     if (inputs.size() == 1 && inputs[0] && inputs[0]->kind == kGradient) {
       if (op.op == "SumSquares") return of_.squares_of(op, *inputs[0]);
@@ -177,32 +205,34 @@ class StepScalars::Values {
     std::vector<const Terms*> terms;
     for (const Number* input : inputs)
       terms.push_back(input && input->kind == kTerms ? &input->terms : nullptr);
-    const size_t most =
-        of_.model_.targets.size();  // a vector has no more elements than there are sums
+    // A vector has no more elements than there are sums.
+    const size_t most = of_.model_.targets.size();
     if (auto known = moved(op, program_, terms, most))
       return {.kind = kTerms, .terms = *std::move(known)};
-    if (op.op == "Div" && terms.size() == 2 && terms[0] && terms[1] && terms[0]->size() == 1 &&
-        terms[1]->size() == 1)
-      return {.kind = kMean, .terms = {terms[0]->front(), terms[1]->front()}};
+    if (is_mean(op, terms)) return {.kind = kMean, .terms = {terms[0]->front(), terms[1]->front()}};
     Number made = of_.made_by(place_, op, inputs, output);
     if (made.kind == kNone) made = row(op, inputs);
     return made.kind == kNone ? direction(inputs) : made;
   }
+  // Returns what puts together a row of each of several gradients; nothing: operands are others.
+  Number joined_rows(const ProgramOp& op, std::span<const Number* const> inputs) const {
+    Number made{.kind = kDirection};
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Number* input = inputs[i];
+      const Shape& shape = program_.values[op.inputs[i]].shape;
+      if (!input || (input->kind != kGradient && input->kind != kDirection) ||
+          !input->rows.empty() || shape.empty() || shape[0] != 1)
+        return {};
+      made.rows.push_back(input->target);
+    }
+    return made.rows.size() > 1 ? made : Number{};
+  }
+
   // Returns what an op puts together of a row of each of several gradients, or the row that it
   // takes of such; nothing: it does neither.
   Number row(const ProgramOp& op, std::span<const Number* const> inputs) const {
-    Number made{.kind = kDirection};
     const auto shape = [&](int32_t value) { return program_.values[value].shape; };
-    if (op.op == "Concat" && op.attrs.integer("axis") == 0) {
-      for (size_t i = 0; i < inputs.size(); ++i) {
-        const Number* input = inputs[i];
-        if (!input || (input->kind != kGradient && input->kind != kDirection) ||
-            !input->rows.empty() || shape(op.inputs[i]).empty() || shape(op.inputs[i])[0] != 1)
-          return {};
-        made.rows.push_back(input->target);
-      }
-      return made.rows.size() > 1 ? made : Number{};
-    }
+    if (op.op == "Concat" && op.attrs.integer("axis") == 0) return joined_rows(op, inputs);
     const std::vector<int64_t> starts = op.attrs.integers("starts");
     if (op.op != "Slice" || inputs.size() != 1 || !inputs[0] || inputs[0]->rows.empty() ||
         starts.empty())
@@ -211,6 +241,7 @@ class StepScalars::Values {
     if (shape(op.inputs[0])[0] != std::ssize(rows) || shape(op.outputs[0])[0] != 1 ||
         starts[0] < 0 || starts[0] >= std::ssize(rows))
       return {};
+    Number made{.kind = kDirection};
     made.target = rows[static_cast<size_t>(starts[0])];
     return made;
   }
@@ -245,8 +276,8 @@ bool StepScalars::concerns(Spot place, const Instruction& one) {
       return (def && def->states >= 0) || op.op == "SumSquares" || op.op == "GlobalNorm" ||
              is_of_step(op.op);
     });
-    for (size_t a = 0; a < one.args.size();
-         ++a)  // zeros, to which squares of other ranks are added
+    // Squares of other ranks are added to zeros.
+    for (size_t a = 0; a < one.args.size(); ++a)
       known->second =
           known->second || (program.arg_written[a] && program.values[a].dtype == DType::kF64 &&
                             program.values[a].shape.size() == 1);
@@ -354,10 +385,7 @@ void StepScalars::count_followed(Terms& terms) const {
   uint32_t all = 0;
   for (const Term& term : terms) all |= term.followed;
   const auto runs_with = [&](const Term& term, uint32_t axes) {
-    int64_t runs = term.runs;
-    for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
-      if ((term.followed & axes) >> axis & 1) runs *= model_.mesh[axis].second;
-    return runs;
+    return runs_along(model_, term, axes);
   };
   for (uint32_t axes = 0;; axes = (axes - all) & all) {  // subsets, from none to all
     int64_t runs = 0;

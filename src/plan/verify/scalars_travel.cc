@@ -92,14 +92,22 @@ Number StepScalars::reduced(std::span<const Spot> members, size_t arg) const {
   return sum;
 }
 
+namespace {
+
+bool is_shown_as(const Model& model, std::string_view name, const Term& sum) {
+  const auto shown = model.shown.find(std::string(name));
+  const bool other = shown != model.shown.end() && sum.target != shown->second;
+  return sum.target >= 0 && !model.is_gradient[sum.target] && !other && sum.times == 1;
+}
+
+}  // namespace
+
 // Returns whether a number is what a report of this name must be. Loss and weight are sums over the
 // step, and the norm is the one by which gradients are clipped.
 bool StepScalars::is_known_as(std::string_view name, int32_t step, const Number& number) const {
   if (number.kind != kNone && number.step >= 0 && number.step != step) return false;
   const auto is_shown = [&](std::string_view as, const Term& sum) {
-    const auto shown = model_.shown.find(std::string(as));
-    const bool other = shown != model_.shown.end() && sum.target != shown->second;
-    return sum.target >= 0 && !model_.is_gradient[sum.target] && !other && sum.times == 1;
+    return is_shown_as(model_, as, sum);
   };
   if (name == "loss" && number.kind == kMean)
     return is_shown("loss", number.terms[0]) && is_shown("weight", number.terms[1]) &&

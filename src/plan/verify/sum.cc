@@ -175,6 +175,17 @@ const std::vector<std::optional<uint64_t>>& SumCheck::meaning(Spot place, const 
   return known->second;
 }
 
+// Requires that a sum has a type in which parts of it are kept, or a wide one.
+void SumCheck::check_rounding(Spot place, const Instruction& one, const SumCombine& combine) {
+  const DType type = role(place).tensor(one.args[combine.arg]).type.dtype;
+  const bool kept = std::any_of(combine.from.begin(), combine.from.end(), [&](int32_t from) {
+    return role(place).tensor(one.args[from]).type.dtype == type;
+  });
+  if (combine.from.size() > 1 && !kept && info(type).is_float && info(type).bytes < 4)
+    findings_.add("sum", "{} adds up in {}, in {}: parts of a sum are rounded only to travel",
+                  name(place), info(type).name, buffer_name(place, one.args[combine.arg]));
+}
+
 void SumCheck::combine(Spot place, const Instruction& one, const ProgramFacts& program) {
   for (const SumCombine& combine : one.combines) {
     if (!(program.access[combine.arg] & kWrites)) {
@@ -188,13 +199,7 @@ void SumCheck::combine(Spot place, const Instruction& one, const ProgramFacts& p
       sum.add(held(place, one.args[from]));
       meant += initial_symbol(static_cast<size_t>(from));
     }
-    const DType type = role(place).tensor(one.args[combine.arg]).type.dtype;
-    const bool kept = std::any_of(combine.from.begin(), combine.from.end(), [&](int32_t from) {
-      return role(place).tensor(one.args[from]).type.dtype == type;
-    });
-    if (combine.from.size() > 1 && !kept && info(type).is_float && info(type).bytes < 4)
-      findings_.add("sum", "{} adds up in {}, in {}: parts of a sum are rounded only to travel",
-                    name(place), info(type).name, buffer_name(place, one.args[combine.arg]));
+    check_rounding(place, one, combine);
     if (meaning(place, one)[combine.arg] != meant)
       findings_.add("sum", "{} says that {} becomes a sum, but its program computes something else",
                     name(place), buffer_name(place, one.args[combine.arg]));

@@ -236,6 +236,7 @@ class SumCheck : public BufferWalk<Content> {
   void find_results(Spot place, const Instruction& one, const ProgramFacts& program);
   void check_use(Spot place, const Instruction& one, int32_t arg, int32_t part);
   const std::vector<std::optional<uint64_t>>& meaning(Spot place, const Instruction& one);
+  void check_rounding(Spot place, const Instruction& one, const SumCombine& combine);
   void combine(Spot place, const Instruction& one, const ProgramFacts& program);
   void contribute(Spot place, const Instruction& one, const ProgramFacts& program);
 
@@ -250,6 +251,7 @@ class SumCheck : public BufferWalk<Content> {
   // Checks that a report is a finished sum, or another number that is complete, and no partial sum.
   void check_reports(int32_t cell, int32_t step);
 
+  void check_parameter_read(Spot place, int32_t arg, const Content& content, int32_t source);
   // ---- Parameters ----
   // Checks that computations on samples read whole parameters, in the version before the update.
   void check_parameters_read(Spot place, const Instruction& one, const ProgramFacts& program,
@@ -281,6 +283,7 @@ class SumCheck : public BufferWalk<Content> {
 
   // Checks that a 16-bit copy of a parameter gets the rounded parameter after its update.
   bool is_copy(int32_t param) const { return param >= 0 && model_.master_of[param] >= 0; }
+  void check_copies(Spot place, const Instruction& one, const ProgramFacts& program);
   void round_copies(Spot place, const Instruction& one, const ProgramFacts& program);
 
   // Checks that each trained parameter was updated, and is sharded as at the start of the step.

@@ -3,6 +3,22 @@
 
 namespace piper {
 
+void SumCheck::check_parameter_read(Spot place, int32_t arg, const Content& content,
+                                    int32_t source) {
+  const int32_t wanted = version_read(place, content.param);
+  if (content.version == section_.training_step(place) + 1)
+    findings_.add("sum", "{} computes with parameter '{}', which {} has already updated",
+                  name(place), param_name(content.param),
+                  name_of(section_.at(updates_[content.updated_by])));
+  else if (content.version != wanted)
+    findings_.add("sum", "{} computes with parameter '{}' as it is before step {}, not step {}",
+                  name(place), param_name(content.param), content.version, wanted);
+  // What is computed from no samples, as in an outer update, is cut as its parameters.
+  if (content.cut.any() && source != IdSets::kEmpty)
+    findings_.add("sum", "{} computes with parameter '{}', of which {} holds only a part",
+                  name(place), param_name(content.param), buffer_name(place, arg));
+}
+
 void SumCheck::check_parameters_read(Spot place, const Instruction& one,
                                      const ProgramFacts& program, int32_t source) {
   if (source == IdSets::kEmpty && one.contributions.empty()) return;
@@ -17,18 +33,7 @@ void SumCheck::check_parameters_read(Spot place, const Instruction& one,
                       buffer_name(place, one.args[a]));
       continue;
     }
-    const int32_t wanted = version_read(place, content.param);
-    if (content.version == section_.training_step(place) + 1)
-      findings_.add("sum", "{} computes with parameter '{}', which {} has already updated",
-                    name(place), param_name(content.param),
-                    name_of(section_.at(updates_[content.updated_by])));
-    else if (content.version != wanted)
-      findings_.add("sum", "{} computes with parameter '{}' as it is before step {}, not step {}",
-                    name(place), param_name(content.param), content.version, wanted);
-    // What is computed from no samples, as in an outer update, is cut as its parameters.
-    if (content.cut.any() && source != IdSets::kEmpty)
-      findings_.add("sum", "{} computes with parameter '{}', of which {} holds only a part",
-                    name(place), param_name(content.param), buffer_name(place, one.args[a]));
+    check_parameter_read(place, one.args[a], content, source);
   }
 }
 
@@ -89,6 +94,23 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
   }
 }
 
+// Requires that copies of parameters in other types are written with them, once.
+void SumCheck::check_copies(Spot place, const Instruction& one, const ProgramFacts& program) {
+  const int32_t next = section_.training_step(place) + 1;
+  for (int32_t arg : program.written) {
+    const Content& before = held(place, one.args[arg]);
+    const bool kept = facts(place).buffers[one.args[arg]].kind == BufferKind::kState;
+    if (!kept || !is_copy(before.param)) continue;
+    if (results_[arg].param != before.param)
+      findings_.add("sum", "{} writes to '{}' something else than '{}' after its update",
+                    name(place), param_name(before.param),
+                    param_name(model_.master_of[before.param]));
+    else if (before.version == next)
+      findings_.add("sum", "{} writes '{}', which {} has already written", name(place),
+                    param_name(before.param), name_of(section_.at(updates_[before.updated_by])));
+  }
+}
+
 void SumCheck::round_copies(Spot place, const Instruction& one, const ProgramFacts& program) {
   const int32_t next = section_.training_step(place) + 1;
   for (const auto& [to, from] : program.rounded) {
@@ -102,18 +124,7 @@ void SumCheck::round_copies(Spot place, const Instruction& one, const ProgramFac
     results_[to].updated_by = static_cast<int32_t>(updates_.size());
     updates_.push_back(place);
   }
-  for (int32_t arg : program.written) {
-    const Content& before = held(place, one.args[arg]);
-    const bool kept = facts(place).buffers[one.args[arg]].kind == BufferKind::kState;
-    if (!kept || !is_copy(before.param)) continue;
-    if (results_[arg].param != before.param)
-      findings_.add("sum", "{} writes to '{}' something else than '{}' after its update",
-                    name(place), param_name(before.param),
-                    param_name(model_.master_of[before.param]));
-    else if (before.version == next)
-      findings_.add("sum", "{} writes '{}', which {} has already written", name(place),
-                    param_name(before.param), name_of(section_.at(updates_[before.updated_by])));
-  }
+  check_copies(place, one, program);
 }
 
 void SumCheck::check_end(int32_t c) {

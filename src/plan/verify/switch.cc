@@ -71,6 +71,12 @@ class SwitchProof {
  private:
   using Place = std::pair<int64_t, int32_t>;  // rank, state
 
+  static void add_spans(const RoleProgram& role, const Tensor& tensor, int64_t rank, Spans& spans) {
+    held_of(role, tensor, coordinates_of(role.mesh, rank)).for_each_run([&](const Held::Run& run) {
+      spans.emplace_back(run.whole, run.whole + run.count);
+    });
+  }
+
   template <class NameOf>
   void add(const PlanSet& set, std::map<Place, Spans>& to, NameOf name_of) {
     for (int64_t rank = 0; rank < set.world(); ++rank) {
@@ -86,11 +92,7 @@ class SwitchProof {
           if (&to == &after_) find("'{}' of rank {} is left out", *name, rank);
           continue;
         }
-        Spans& spans = to[{rank, number->second}];
-        held_of(role, tensor, coordinates_of(role.mesh, rank))
-            .for_each_run([&](const Held::Run& run) {
-              spans.emplace_back(run.whole, run.whole + run.count);
-            });
+        add_spans(role, tensor, rank, to[{rank, number->second}]);
       }
     }
     for (auto& [place, spans] : to) spans = in_one(std::move(spans));

@@ -36,6 +36,20 @@ Term added(const Term& a, const Term& b) {
   return both;
 }
 
+std::optional<Terms> joined_terms(std::span<const Terms* const> inputs, size_t most) {
+  Terms all;
+  for (const Terms* each : inputs)
+    if (all.size() <= most) all.insert(all.end(), each->begin(), each->end());
+  return all.size() > most ? std::nullopt : std::optional(std::move(all));
+}
+
+std::optional<Terms> expanded(const Shape& to, const Terms& input, size_t most) {
+  const int64_t count = num_elements(to);
+  if (input.size() != 1 || !input[0].is_zero() || count > static_cast<int64_t>(most))
+    return std::nullopt;
+  return Terms(static_cast<size_t>(count));
+}
+
 }  // namespace
 
 uint64_t symbol_of(const Terms& terms) {
@@ -52,12 +66,7 @@ std::optional<Terms> moved(const ProgramOp& op, const Program& program,
   if (std::find(inputs.begin(), inputs.end(), nullptr) != inputs.end()) return std::nullopt;
   const Shape& to = program.values[static_cast<size_t>(op.outputs[0])].shape;
   const Terms& input = *inputs[0];
-  if (op.op == "Concat") {
-    Terms all;
-    for (const Terms* each : inputs)
-      if (all.size() <= most) all.insert(all.end(), each->begin(), each->end());
-    return all.size() > most ? std::nullopt : std::optional(std::move(all));
-  }
+  if (op.op == "Concat") return joined_terms(inputs, most);
   if (op.op == "Add" && inputs.size() == 2 && input.size() == inputs[1]->size())
     return added(input, *inputs[1]);
   if (inputs.size() != 1 || op.inputs[0] < 0) return std::nullopt;
@@ -66,11 +75,7 @@ std::optional<Terms> moved(const ProgramOp& op, const Program& program,
     return rounded(input, program.values[static_cast<size_t>(op.outputs[0])].dtype);
   if (op.op == "Slice")
     return sliced(op, program.values[static_cast<size_t>(op.inputs[0])].shape, to, input);
-  const int64_t count = num_elements(to);
-  if (op.op == "Expand" && input.size() == 1 && input[0].is_zero() &&
-      count <= static_cast<int64_t>(most))
-    return Terms(static_cast<size_t>(count));
-  return std::nullopt;
+  return op.op == "Expand" ? expanded(to, input, most) : std::nullopt;
 }
 
 Terms added(Terms a, const Terms& b) {

@@ -134,6 +134,17 @@ class TravelWalk : public BufferWalk<TravelTerm> {
     return term;
   }
 
+  void add_contributions(Spot place, const Instruction& one) {
+    const std::vector<int32_t>& args = one.args;
+    begun_.assign(args.size(), false);
+    for (const Contribution& part : one.contributions) {
+      TravelTerm& into = made_[part.arg];
+      if (!begun_[part.arg]) into = part.accumulates ? held(place, args[part.arg]) : TravelTerm{};
+      begun_[part.arg] = true;
+      add(into, contributed(place, part));
+    }
+  }
+
   void compute(Spot place) override {
     const Instruction& one = section_.at(place);
     const std::vector<int32_t>& args = one.args;
@@ -143,13 +154,7 @@ class TravelWalk : public BufferWalk<TravelTerm> {
       const std::vector<TravelTerm> after = results(place, one);
       for (const SumCombine& combine : one.combines) made_[combine.arg] = after[combine.arg];
     }
-    begun_.assign(args.size(), false);
-    for (const Contribution& part : one.contributions) {
-      TravelTerm& into = made_[part.arg];
-      if (!begun_[part.arg]) into = part.accumulates ? held(place, args[part.arg]) : TravelTerm{};
-      begun_[part.arg] = true;
-      add(into, contributed(place, part));
-    }
+    add_contributions(place, one);
     for (const int32_t arg : model_.cells[place.cell].facts->programs[one.program].written) {
       const DType type = role(place).tensor(args[arg]).type.dtype;
       if (is_half(type)) made_[arg].exact = type;
@@ -162,27 +167,32 @@ class TravelWalk : public BufferWalk<TravelTerm> {
     sum.ends.try_emplace(term.number, place);
     sum.samples = std::max(sum.samples, term.samples);
   }
+  TravelTerm result_of(Spot place, const Program& program, const ProgramOp& op,
+                       const std::vector<TravelTerm>& values) {
+    const auto load = [&](int32_t value) { return value < 0 ? TravelTerm{} : values[value]; };
+    TravelTerm term = op.inputs.empty() ? TravelTerm{} : load(op.inputs[0]);
+    const TensorType& type = program.values[op.outputs[0]];
+    if (op.op == "Add" && op.inputs.size() == 2) {
+      add(term, load(op.inputs[1]));
+      if (is_half(type.dtype)) term.exact = type.dtype;
+    } else if (op.op == "ToBlocks") {
+      const TensorType& from = program.values[op.inputs[0]];
+      round(term, place, places_symbol(op.attrs, from.shape), op.attrs.text("to"));
+    } else if (op.op == "Cast" && is_half(type.dtype)) {
+      round_to(term, place, type.dtype);
+    } else if (op.op != "Cast" && op.op != "FromBlocks" && !renames(program, op)) {
+      term = {};
+    }
+    return term;
+  }
+
   // Returns what a program that adds terms leaves in its arguments.
   std::vector<TravelTerm> results(Spot place, const Instruction& one) {
     const Program& program = role(place).programs[one.program];
     std::vector<TravelTerm> values(program.values.size());
     for (size_t a = 0; a < one.args.size(); ++a) values[a] = held(place, one.args[a]);
-    const auto load = [&](int32_t value) { return value < 0 ? TravelTerm{} : values[value]; };
     for (const ProgramOp& op : program.ops) {
-      TravelTerm term = op.inputs.empty() ? TravelTerm{} : load(op.inputs[0]);
-      const TensorType& type = program.values[op.outputs[0]];
-      if (op.op == "Add" && op.inputs.size() == 2) {
-        add(term, load(op.inputs[1]));
-        if (is_half(type.dtype)) term.exact = type.dtype;
-      } else if (op.op == "ToBlocks") {
-        const TensorType& from = program.values[op.inputs[0]];
-        round(term, place, places_symbol(op.attrs, from.shape), op.attrs.text("to"));
-      } else if (op.op == "Cast" && is_half(type.dtype)) {
-        round_to(term, place, type.dtype);
-      } else if (op.op != "Cast" && op.op != "FromBlocks" && !renames(program, op)) {
-        term = {};
-      }
-      values[op.outputs[0]] = term;
+      values[op.outputs[0]] = result_of(place, program, op, values);
       for (size_t i = 1; i < op.outputs.size(); ++i)
         if (op.outputs[i] >= 0) values[op.outputs[i]] = {};
     }

@@ -151,6 +151,17 @@ class Run {
     return of.size() == 1 ? of[0] : values_.moved(how, std::move(of));
   }
 
+  std::vector<uint64_t> made_of_operands(const ProgramOp& op) {
+    std::vector<Operand> operands;
+    for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(op, i));
+    const std::vector<uint64_t> made = made_of(op, op.attrs, operands);
+    if (op.op == "SumSquares" && !operands.empty()) {
+      values_.squared.push_back(operands[0].symbol);
+      values_.squares[made[0]] = operands[0].symbol;
+    }
+    return made;
+  }
+
   // ---- All others ----
   std::vector<uint64_t> results(const ProgramOp& op) {
     const bool adds = op.op == "Add" && op.inputs.size() == 2;
@@ -167,14 +178,7 @@ class Run {
       return {put_in_blocks(load(op.inputs[0]), op.attrs, shape(op.inputs[0]))};
     if (op.op == "FromBlocks" && op.inputs.size() == 1)
       return {take_from_blocks(load(op.inputs[0]), op.attrs, shape(op.outputs[0]))};
-    std::vector<Operand> operands;
-    for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(op, i));
-    const std::vector<uint64_t> made = made_of(op, op.attrs, operands);
-    if (op.op == "SumSquares" && !operands.empty()) {
-      values_.squared.push_back(operands[0].symbol);
-      values_.squares[made[0]] = operands[0].symbol;
-    }
-    return made;
+    return made_of_operands(op);
   }
   uint64_t norm(const ProgramOp& op) {
     std::vector<uint64_t> own;
@@ -184,16 +188,20 @@ class Run {
     if (own.size() > values_.normed.size()) values_.normed = std::move(own);
     return values_.norm;
   }
+  // An optimizer updates each element by itself, so shapes of shards do not matter.
+  std::vector<uint64_t> updated(const std::string& word, const std::vector<Operand>& operands,
+                                size_t count) {
+    uint64_t symbol = symbol_of(word);
+    for (const Operand& one : operands) symbol = join_symbols(symbol, one.symbol);
+    return numbered(symbol, count);
+  }
+
   std::vector<uint64_t> made_of(const ProgramOp& op, const Attrs& attrs,
                                 std::vector<Operand> operands) {
     const Shape& result = shape(op.outputs[0]);
     const std::string word = word_of(op.op, attrs);
-    // An optimizer updates each element by itself, so shapes of shards do not matter.
-    if (const OpDef* def = find_op(op.op); def && def->states >= 0) {
-      uint64_t symbol = symbol_of(word);
-      for (const Operand& one : operands) symbol = join_symbols(symbol, one.symbol);
-      return numbered(symbol, op.outputs.size());
-    }
+    if (const OpDef* def = find_op(op.op); def && def->states >= 0)
+      return updated(word, operands, op.outputs.size());
     if (op.op == "GeluAndSlope" && operands.size() == 1) {
       const std::string_view form = std::string_view(word).substr(op.op.size());
       return {pointwise(fmt::format("Gelu{}", form), operands, result),

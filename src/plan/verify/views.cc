@@ -15,6 +15,19 @@ class Compactor {
  public:
   explicit Compactor(RoleProgram& role) : role_(role) {}
 
+  // Gives the numbers in instructions their new values.
+  void renumber(const std::vector<int32_t>& buffers, const std::vector<int32_t>& programs,
+                const std::vector<int32_t>& sums) {
+    for (auto* section : role_.sections())
+      for (Instruction& one : *section) {
+        for (int32_t& arg : one.args) arg = buffers[static_cast<size_t>(arg)];
+        if (one.program >= 0) one.program = programs[static_cast<size_t>(one.program)];
+        for (Contribution& part : one.contributions)
+          part.target = sums[static_cast<size_t>(part.target)];
+        for (SumRead& read : one.sum_reads) read.target = sums[static_cast<size_t>(read.target)];
+      }
+  }
+
   void run() {
     find_used();
     const auto buffers = compact(role_.buffers, buffers_);
@@ -28,14 +41,7 @@ class Compactor {
     for (Tensor& one : role_.tensors)
       for (int32_t* of : {&one.copy_of, &one.previous_of})
         if (*of >= 0) *of = buffers[static_cast<size_t>(*of)];
-    for (auto* section : role_.sections())
-      for (Instruction& one : *section) {
-        for (int32_t& arg : one.args) arg = buffers[static_cast<size_t>(arg)];
-        if (one.program >= 0) one.program = programs[static_cast<size_t>(one.program)];
-        for (Contribution& part : one.contributions)
-          part.target = sums[static_cast<size_t>(part.target)];
-        for (SumRead& read : one.sum_reads) read.target = sums[static_cast<size_t>(read.target)];
-      }
+    renumber(buffers, programs, sums);
     for (Report& report : role_.reports)
       report.buffer = buffers[static_cast<size_t>(report.buffer)];
     state_memory();
@@ -101,6 +107,15 @@ class Compactor {
 
 enum class View { kSteps, kEvaluation, kOuter, kBeside };
 
+// Leaves the evaluation or the outer update as the only thing that the role runs.
+void run_alone(RoleProgram& role, View wanted, size_t update) {
+  const bool evaluates = wanted == View::kEvaluation;
+  role.body = std::move(evaluates ? role.evaluation : role.outer_updates[update].instructions);
+  role.reports = evaluates ? std::move(role.evaluation_reports) : std::vector<Report>();
+  role.prologue.clear(), role.epilogue.clear();
+  role.steps_ahead = 0;
+}
+
 PlanSet view_of(const PlanSet& set, View wanted, size_t update = 0) {
   PlanSet view;
   view.manifest = set.manifest;
@@ -109,11 +124,7 @@ PlanSet view_of(const PlanSet& set, View wanted, size_t update = 0) {
     if (wanted == View::kBeside) {
       role.body = instructions_beside(role, role.outer_updates[update]);
     } else if (wanted != View::kSteps) {
-      const bool evaluates = wanted == View::kEvaluation;
-      role.body = std::move(evaluates ? role.evaluation : role.outer_updates[update].instructions);
-      role.reports = evaluates ? std::move(role.evaluation_reports) : std::vector<Report>();
-      role.prologue.clear(), role.epilogue.clear();
-      role.steps_ahead = 0;
+      run_alone(role, wanted, update);
     }
     role.evaluation.clear(), role.evaluation_reports.clear();
     role.outer_updates.clear();

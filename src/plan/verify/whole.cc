@@ -64,6 +64,17 @@ size_t row_dims(const LoopRule& rule, size_t input) {
   return static_cast<size_t>(std::find_if(dims.begin(), dims.end(), takes_whole) - dims.begin());
 }
 
+// Returns how many parts axes cut these dims into; nothing: it is not known of each axis.
+std::optional<int64_t> count_parts(std::span<const CutDim> cuts, uint32_t dims) {
+  int64_t ranks = 1;
+  for (const CutDim& cut : cuts) {
+    if ((cut.dims & dims) == 0) continue;
+    if (cut.ranks <= 0 || (cut.dims & ~dims) != 0) return std::nullopt;
+    ranks *= cut.ranks;
+  }
+  return ranks;
+}
+
 }  // namespace
 
 Shape with_dims(const Shape& shape, size_t dims) {
@@ -122,17 +133,7 @@ bool WholeRun::adds_to_sum(const ProgramOp& op, size_t to) const {
   return op.inputs[to] == arg && std::find(sums_.begin(), sums_.end(), arg) != sums_.end();
 }
 
-WholeRun::Made WholeRun::results(const ProgramOp& op) {
-  const bool adds = op.op == "Add" && op.inputs.size() == 2;
-  for (const size_t to : {0, 1})
-    if (adds && op.inputs[1 - to] >= 0 && adds_to_sum(op, to) &&
-        type(op.inputs[1 - to]).shape == type(op.outputs[0]).shape)
-      return {operand(op, 0).symbol + operand(op, 1).symbol};
-  if (op.op == "GlobalNorm") return norm(op);
-  if (op.op == "RowPlaces" && op.outputs.size() == 2 && op.outputs[1] >= 0 &&
-      counts_packed(cuts_of(op.outputs[1]), 0))
-    return {join_symbols(symbol_of(op.op), operand(op, 0).symbol), operand(op, 0).symbol};
-  if (op.op == "MatMul" && op.attrs.integer("accumulate") != 0) return product(op);
+WholeRun::Made WholeRun::made_of_operands(const ProgramOp& op) {
   Use use{op.op, op.attrs, {}, {}};
   for (size_t i = 0; i < op.inputs.size(); ++i) use.inputs.push_back(operand(op, i));
   for (const int32_t output : op.outputs)
@@ -144,6 +145,20 @@ WholeRun::Made WholeRun::results(const ProgramOp& op) {
     values_.squares[made[0]] = use.inputs[0].symbol;
   }
   return made;
+}
+
+WholeRun::Made WholeRun::results(const ProgramOp& op) {
+  const bool adds = op.op == "Add" && op.inputs.size() == 2;
+  for (const size_t to : {0, 1})
+    if (adds && op.inputs[1 - to] >= 0 && adds_to_sum(op, to) &&
+        type(op.inputs[1 - to]).shape == type(op.outputs[0]).shape)
+      return {operand(op, 0).symbol + operand(op, 1).symbol};
+  if (op.op == "GlobalNorm") return norm(op);
+  if (op.op == "RowPlaces" && op.outputs.size() == 2 && op.outputs[1] >= 0 &&
+      counts_packed(cuts_of(op.outputs[1]), 0))
+    return {join_symbols(symbol_of(op.op), operand(op, 0).symbol), operand(op, 0).symbol};
+  if (op.op == "MatMul" && op.attrs.integer("accumulate") != 0) return product(op);
+  return made_of_operands(op);
 }
 
 WholeRun::Made WholeRun::norm(const ProgramOp& op) {
@@ -200,6 +215,28 @@ WholeRun::Made WholeRun::make_one(Use use) {
   return made;
 }
 
+OpTypes WholeRun::types_of(const Use& use) {
+  OpTypes types;
+  types.attrs = use.attrs;
+  for (const Operand& one : use.inputs) {
+    types.inputs.push_back(one.type ? *one.type : TensorType{});
+    types.present.push_back(one.type != nullptr);
+  }
+  return types;
+}
+
+// Positions along several axes that cut a dim are added, also to where one device begins.
+WholeRun::Made WholeRun::make_counted(const OpDef& def, const Use& use, const OpTypes& types) {
+  const auto is_position = [](const Operand& one) { return one.symbol == position_symbol(); };
+  if (use.op == "Add" && std::any_of(use.inputs.begin(), use.inputs.end(), is_position))
+    return {use.inputs[is_position(use.inputs[0]) ? 1 : 0].symbol};
+  std::vector<bool> counts = types.present;
+  const std::vector<bool> firsts = firsts_of(def, types);
+  for (size_t i = 0; i < counts.size(); ++i)
+    if (firsts[i] && is_position(use.inputs[i])) counts[i] = false;
+  return named(&def, use, counts, types);
+}
+
 WholeRun::Made WholeRun::make_exact(const Use& use) {
   const OpDef* def = find_op(use.op);
   // By places only the order of rows changes, as rule layout proves.
@@ -207,12 +244,7 @@ WholeRun::Made WholeRun::make_exact(const Use& use) {
   if ((use.op == "Gather" || use.op == "GatherGrad") && use.inputs.size() == 2 &&
       use.inputs[1].cuts && std::ranges::any_of(*use.inputs[1].cuts, is_places))
     return {ends_in(use.inputs[0].symbol, use.inputs[0].behind)};
-  OpTypes types;
-  types.attrs = use.attrs;
-  for (const Operand& one : use.inputs) {
-    types.inputs.push_back(one.type ? *one.type : TensorType{});
-    types.present.push_back(one.type != nullptr);
-  }
+  OpTypes types = types_of(use);
   const auto made = def ? def->types(types) : Result<std::vector<TensorType>>(fail("unknown"));
   if (!made || !are(*made, use.outputs)) return named(nullptr, use, types.present, types);
   if (const auto same = without_padding(use)) return {*same};
@@ -221,15 +253,7 @@ WholeRun::Made WholeRun::make_exact(const Use& use) {
   types.outputs = *made;
   if (def->apart)
     if (auto steps = apart(*def, types, use)) return *std::move(steps);
-  // Positions along several axes that cut a dim are added, also to where one device begins.
-  const auto is_position = [](const Operand& one) { return one.symbol == position_symbol(); };
-  if (use.op == "Add" && std::any_of(use.inputs.begin(), use.inputs.end(), is_position))
-    return {use.inputs[is_position(use.inputs[0]) ? 1 : 0].symbol};
-  std::vector<bool> counts = types.present;
-  const std::vector<bool> firsts = firsts_of(*def, types);
-  for (size_t i = 0; i < counts.size(); ++i)
-    if (firsts[i] && is_position(use.inputs[i])) counts[i] = false;
-  return named(def, use, counts, types);
+  return make_counted(*def, use, types);
 }
 
 // Returns the symbol of an op that only moves elements; nothing: it is another op.
@@ -436,15 +460,9 @@ bool WholeRun::is_part_of(const Part& own, const Shape& whole) const {
     const bool is_run = own.shape.size() == 1;
     if (!may_be_part(mine[d], its[d], is_run)) return false;
     if (!own.cuts || its[d] == 1) continue;
-    int64_t ranks = 1;
-    bool is_known = true;  // which dim each axis cuts
-    for (const CutDim& cut : *own.cuts) {
-      const uint32_t of_all = d > 0 ? uint32_t{1} << (d + more) : (uint32_t{2} << more) - 1;
-      if ((cut.dims & of_all) == 0) continue;
-      is_known = is_known && cut.ranks > 0 && (cut.dims & ~of_all) == 0;
-      if (cut.ranks > 0) ranks *= cut.ranks;
-    }
-    if (is_known && !are_parts(mine[d], ranks, its[d], is_run)) return false;
+    const uint32_t of_all = d > 0 ? uint32_t{1} << (d + more) : (uint32_t{2} << more) - 1;
+    const auto ranks = count_parts(*own.cuts, of_all);
+    if (ranks && !are_parts(mine[d], *ranks, its[d], is_run)) return false;
   }
   return true;
 }

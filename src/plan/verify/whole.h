@@ -52,11 +52,14 @@ class WholeRun {
   void note(uint64_t symbol, const Shape& shape);
   Operand operand(const ProgramOp& op, size_t i) const;
   bool adds_to_sum(const ProgramOp& op, size_t to) const;
+  WholeRun::Made made_of_operands(const ProgramOp& op);
   Made results(const ProgramOp& op);
   Made product(const ProgramOp& op);
   Made norm(const ProgramOp& op);
   Made make(Use use);
   Made make_one(Use use);
+  OpTypes types_of(const Use& use);
+  WholeRun::Made make_counted(const OpDef& def, const Use& use, const OpTypes& types);
   Made make_exact(const Use& use);
   uint64_t rounded(uint64_t symbol, DType dtype);
   std::optional<Made> apart(const OpDef& def, const OpTypes& types, const Use& use);

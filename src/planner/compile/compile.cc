@@ -150,6 +150,17 @@ void note_kept(const Graph& graph, Making& of_step) {
   }
 }
 
+Error not_in_order(const ShardRule& rule, const std::string& name, int64_t axes,
+                   int64_t stretches) {
+  return fail(rule.capacity_at,
+              "not supported: 'capacity' for rows of '{}', which {} axes of 'shard' cut, one "
+              "of them into {} stretches",
+              quote_control(name), axes, stretches)
+      .with_note(
+          "help: without 'capacity' they are sent in any layout; samples, in place of "
+          "tokens, may be cut over several axes");
+}
+
 // Rows that travel packed are in the order of those of one device. Several axes keep that only
 // where each cuts all rows into one stretch a rank.
 Status check_packed(const Graph& graph, const Strategy& strategy) {
@@ -164,26 +175,19 @@ Status check_packed(const Graph& graph, const Strategy& strategy) {
         if (lies.layout.kind == LayoutKind::kSharded)
           ++axes, stretches = std::max(stretches, lies.layout.outer);
       if (axes > 1 && stretches > 1)
-        return fail(rule->capacity_at,
-                    "not supported: 'capacity' for rows of '{}', which {} axes of 'shard' cut, one "
-                    "of them into {} stretches",
-                    quote_control(graph.value(input).name), axes, stretches)
-            .with_note(
-                "help: without 'capacity' they are sent in any layout; samples, in place of "
-                "tokens, may be cut over several axes");
+        return not_in_order(*rule, graph.value(input).name, axes, stretches);
     }
   return ok_status();
 }
 
+Result<std::vector<AxisCut>> cuts_of(const Graph& graph, const Cut& of_batch, Making& making) {
+  if (making.is_outer) return cuts_of_outer(graph, making);
+  return apply_shard(graph, making.strategy, of_batch, making.variables, making.explain());
+}
+
 // Cuts over one axis after the other: what one cuts is what those before it left to a rank.
 Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
-  std::vector<AxisCut> cuts;
-  if (making.is_outer) {
-    cuts = cuts_of_outer(graph, making);
-  } else {
-    PIPER_ASSIGN(cuts,
-                 apply_shard(graph, making.strategy, of_batch, making.variables, making.explain()));
-  }
+  PIPER_ASSIGN(const std::vector<AxisCut> cuts, cuts_of(graph, of_batch, making));
   for (AxisCut cut : cuts) {
     if (making.evaluates) seed_kept(graph, making, cut);
     PIPER_ASSIGN(ShardedGraph made, shard_axis(graph, cut));
@@ -651,15 +655,17 @@ class Compilation {
  public:
   explicit Compilation(const CompileOptions& options) : options_(options) {}
 
+  Result<Strategy> read_strategy() const {
+    PIPER_ASSIGN(Strategy read,
+                 parse_strategy(options_.strategy, options_.defines, options_.library));
+    resize_axes(options_, read);
+    return read;
+  }
+
   // Reads the strategy, and the model's forward graph with its loss.
   Status read() {
-    const auto read_strategy = [&]() -> Result<Strategy> {
-      PIPER_ASSIGN(Strategy read,
-                   parse_strategy(options_.strategy, options_.defines, options_.library));
-      resize_axes(options_, read);
-      return read;
-    };
-    PIPER_ASSIGN(Strategy as_read, steps_.run("strategy", read_strategy, print_strategy));
+    const auto parse = [&] { return read_strategy(); };
+    PIPER_ASSIGN(Strategy as_read, steps_.run("strategy", parse, print_strategy));
     compiled_.rampup = as_read.rampup;
     PIPER_ASSIGN(written_, join_axes(std::move(as_read), compiled_.explanations));
     PIPER_ASSIGN(strategy_, place_sites(written_));
@@ -671,6 +677,16 @@ class Compilation {
     untouched_ = std::move(imported.untouched);
     const auto find = [&] { return read_patterns(std::move(graph), options_, strategy_); };
     PIPER_ASSIGN(graph_, find_patterns(find, steps_, compiled_));
+    return ok_status();
+  }
+
+  // Gives each site a copy of the model, and makes the outer updates.
+  Status split_sites() {
+    if (strategy_.local_steps.empty()) return ok_status();
+    PIPER_ASSIGN(const std::vector<std::string> tags, region_tags(written_, graph_));
+    PIPER_ASSIGN(Sites sites,
+                 make_sites(std::move(graph_), strategy_, tags, compiled_.explanations));
+    graph_ = std::move(sites.forward), outer_ = std::move(sites.outer);
     return ok_status();
   }
 
@@ -692,12 +708,7 @@ class Compilation {
     graph_ = train_parts(std::move(graph_), strategy_, trained_parts_, compiled_.explanations);
     explain_training(strategy_, graph_, compiled_.explanations);
     if (options_.evaluation) PIPER_TRY(make_evaluation());
-    if (strategy_.local_steps.empty()) return ok_status();
-    PIPER_ASSIGN(const std::vector<std::string> tags, region_tags(written_, graph_));
-    PIPER_ASSIGN(Sites sites,
-                 make_sites(std::move(graph_), strategy_, tags, compiled_.explanations));
-    graph_ = std::move(sites.forward), outer_ = std::move(sites.outer);
-    return ok_status();
+    return split_sites();
   }
 
   // Makes the training step: gradients and updates.

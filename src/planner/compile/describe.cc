@@ -40,6 +40,7 @@ class Description {
     const Result<Imported> imported = import_onnx(options_.model, import_);
     head();
     inputs(imported);
+    void totals();
     parameters();
     layers();
     out_.supported = imported.ok();
@@ -158,10 +159,7 @@ void Description::inputs(const Result<Imported>& imported) {
   }
 }
 
-void Description::parameters() {
-  if (!survey_.tensors.empty()) line("tensors, among them parameters: {}", survey_.tensors.size());
-  for (const std::string& text : survey_.tensors) line("  {}", quote_control(text));
-  if (!survey_.tensors.empty()) return;
+void Description::totals() {
   int64_t elements = 0, bytes = 0, frozen = 0;
   for (const ParamReport& p : survey_.parameters) {
     elements += num_elements(p.type.shape);
@@ -170,6 +168,13 @@ void Description::parameters() {
   }
   line("parameters: {} with {} elements, {}{}", survey_.parameters.size(), elements,
        human_bytes(bytes), frozen ? fmt::format(", {} frozen", frozen) : "");
+}
+
+void Description::parameters() {
+  if (!survey_.tensors.empty()) line("tensors, among them parameters: {}", survey_.tensors.size());
+  for (const std::string& text : survey_.tensors) line("  {}", quote_control(text));
+  if (!survey_.tensors.empty()) return;
+  totals();
   for (const ParamReport& p : survey_.parameters) {
     line("  {:<44} {:<14} {}", quote_control(p.name), to_string(p.type), p.evidence);
     for (const std::string& alias : p.aliases) line("    tied: {}", quote_control(alias));

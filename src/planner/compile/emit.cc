@@ -94,15 +94,20 @@ Status export_loss(const Strategy& strategy, const Graph& graph, TrainingExport&
   return ok_status();
 }
 
+Status check_sayable(const Strategy& strategy) {
+  if (!strategy.precisions.empty())
+    return fail(strategy.precisions[0].at, "precision cannot be said in training_info");
+  if (!strategy.weight_versions.empty())
+    return fail(strategy.weight_versions[0].at, "weight_versions cannot be said in training_info");
+  return ok_status();
+}
+
 }  // namespace
 
 Status emit_onnx_training(const CompileOptions& options, const std::string& path) {
   PIPER_ASSIGN(Strategy strategy,
                parse_strategy(options.strategy, options.defines, options.library));
-  if (!strategy.precisions.empty())
-    return fail(strategy.precisions[0].at, "precision cannot be said in training_info");
-  if (!strategy.weight_versions.empty())
-    return fail(strategy.weight_versions[0].at, "weight_versions cannot be said in training_info");
+  PIPER_TRY(check_sayable(strategy));
   PIPER_ASSIGN(Imported imported, import_onnx(options.model, import_options(strategy, options)));
   Explanations ignored;
   PIPER_TRY(use_training(imported, strategy, ignored));

@@ -12,6 +12,20 @@
 
 namespace piper {
 
+namespace {
+
+// Returns the samples of a step where a strategy says those of a microbatch.
+int64_t samples_of_step(const Strategy& strategy) {
+  int64_t samples = strategy.microbatch_size * strategy.batch_split()->into;
+  for (const MeshAxis& axis : strategy.mesh)
+    if (std::ranges::any_of(strategy.replicates,
+                            [&](const Replicate& one) { return one.is_over(axis.name); }))
+      samples *= axis.size;
+  return samples * sites_of(strategy);
+}
+
+}  // namespace
+
 ImportOptions import_options(const Strategy& strategy, const CompileOptions& from) {
   ImportOptions options;
   options.initial_values = from.initial_values;
@@ -19,13 +33,8 @@ ImportOptions import_options(const Strategy& strategy, const CompileOptions& fro
   options.batch = from.stage ? strategy.rampup[*from.stage].global_batch : strategy.global_batch;
   options.batch_at = from.stage ? strategy.rampup[*from.stage].at : strategy.global_batch_at;
   if (strategy.global_batch == 0 && strategy.microbatch_size > 0 && strategy.batch_split()) {
-    options.batch = strategy.microbatch_size * strategy.batch_split()->into;
+    options.batch = samples_of_step(strategy);
     options.batch_at = strategy.microbatch_size_at;
-    for (const MeshAxis& axis : strategy.mesh)
-      if (std::ranges::any_of(strategy.replicates,
-                              [&](const Replicate& one) { return one.is_over(axis.name); }))
-        options.batch *= axis.size;
-    options.batch *= sites_of(strategy);
   }
   if (options.batch > 0) options.batch /= sites_of(strategy);
   options.inputs = strategy.inputs;

@@ -5,6 +5,20 @@
 
 namespace piper {
 
+namespace {
+
+// Has the formulas of rates count tokens so.
+void replace_tokens(Strategy& strategy, const std::string& counted) {
+  for (ParamGroup& group : strategy.train.groups) {
+    std::vector<std::string> words = split_text(group.rate, ' ');
+    for (std::string& word : words)
+      if (word == "tokens") word = counted;
+    group.rate = join(words, " ");
+  }
+}
+
+}  // namespace
+
 Status count_tokens(const Graph& graph, const CompileOptions& options, Strategy& strategy) {
   const size_t stage = options.stage.value_or(strategy.rampup.size());
   if (stage == 0) return ok_status();
@@ -23,12 +37,7 @@ Status count_tokens(const Graph& graph, const CompileOptions& options, Strategy&
                            next < of_step ? "-" : "+");
     of_step = next;
   }
-  for (ParamGroup& group : strategy.train.groups) {
-    std::vector<std::string> words = split_text(group.rate, ' ');
-    for (std::string& word : words)
-      if (word == "tokens") word = counted;
-    group.rate = join(words, " ");
-  }
+  replace_tokens(strategy, counted);
   return ok_status();
 }
 

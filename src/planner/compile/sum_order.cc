@@ -68,6 +68,18 @@ void join_finer(Summing& summing, std::vector<std::string>& lines) {
         "one, and differs by rounding");
 }
 
+// Returns the turn of each microbatch.
+std::map<Key, std::vector<int32_t>> turns_of(const Dag& oracle, const Summing& summing) {
+  std::map<Key, std::vector<int32_t>> turns;
+  for (const auto& [key, micros] : summing.orders) {
+    std::vector<int32_t>& turn = turns[key];
+    turn.resize(static_cast<size_t>(oracle.microbatches));
+    for (size_t i = 0; i < micros.size(); ++i)
+      turn[static_cast<size_t>(micros[i])] = static_cast<int32_t>(i);
+  }
+  return turns;
+}
+
 }  // namespace
 
 void find_sum_orders(const Dag& dag, const std::vector<ComputeOrder>& compute, Summing& summing,
@@ -106,13 +118,7 @@ void find_sum_orders(const Dag& dag, const std::vector<ComputeOrder>& compute, S
 ListPolicy policy_like(const Dag& oracle, const Summing& summing) {
   ListPolicy policy = default_policy(oracle);
   if (summing.orders.empty()) return policy;
-  std::map<Key, std::vector<int32_t>> turns;  // by microbatch
-  for (const auto& [key, micros] : summing.orders) {
-    std::vector<int32_t>& turn = turns[key];
-    turn.resize(static_cast<size_t>(oracle.microbatches));
-    for (size_t i = 0; i < micros.size(); ++i)
-      turn[static_cast<size_t>(micros[i])] = static_cast<int32_t>(i);
-  }
+  const std::map<Key, std::vector<int32_t>> turns = turns_of(oracle, summing);
   for (const Task& task : oracle.tasks) {
     policy.turn.push_back(task.micro);
     if (!task.chunk.valid() || task.micro < 0) continue;

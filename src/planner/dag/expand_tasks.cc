@@ -5,6 +5,13 @@
 
 namespace piper {
 
+void Expander::index_updates() {
+  for (const StateUpdate& update : dag_.graph.updates) {
+    state_of_.try_emplace(update.next.value, update.state);
+    next_of_.try_emplace(update.state.value, update.next);
+  }
+}
+
 Result<Dag> Expander::run() {
   spread_directions(dag_);
   square_by_runs(dag_);
@@ -15,10 +22,7 @@ Result<Dag> Expander::run() {
   index_sums();
   const size_t num_chunks = dag_.chunks.size();
   reserve();
-  for (const StateUpdate& update : dag_.graph.updates) {
-    state_of_.try_emplace(update.next.value, update.state);
-    next_of_.try_emplace(update.state.value, update.next);
-  }
+  index_updates();
   for (size_t c = 0; c < num_chunks; ++c) {
     TaskId before;
     for (int32_t q = 0; q < dag_.micros(); ++q)
@@ -38,6 +42,24 @@ void Expander::reserve() {
   dag_.items.reserve(dag_.items.size() + items * micros);
 }
 
+// Sends an item from its cell to that of the other.
+void Expander::add_transfer(ItemId from, ItemId to) {
+  const Item &item = dag_.items[from.index()], &other = dag_.items[to.index()];
+  const int32_t label = bringing_label(item.value, {"send", "recv"});
+  dag_.tasks.push_back({.kind = InstructionKind::kSend,
+                        .micro = item.micro,
+                        .cell = item.cell,
+                        .peer = other.cell,
+                        .label = label,
+                        .reads = {from}});
+  dag_.tasks.push_back({.kind = InstructionKind::kRecv,
+                        .micro = item.micro,
+                        .cell = other.cell,
+                        .peer = item.cell,
+                        .label = label + 1,
+                        .writes = {to}});
+}
+
 ItemId Expander::move_to(ItemId from, int32_t cell) {
   const Item item = dag_.items[from.index()];
   if (item.cell == cell) return from;
@@ -46,32 +68,23 @@ ItemId Expander::move_to(ItemId from, int32_t cell) {
   if (sliced(item)) return move_in_parts(from, cell);
   const ItemId to = new_item(item.value, item.micro, cell);
   dag_.items[to.index()].sum = item.sum;
-  const int32_t label = bringing_label(item.value, {"send", "recv"});
-  dag_.tasks.push_back({.kind = InstructionKind::kSend,
-                        .micro = item.micro,
-                        .cell = item.cell,
-                        .peer = cell,
-                        .label = label,
-                        .reads = {from}});
-  dag_.tasks.push_back({.kind = InstructionKind::kRecv,
-                        .micro = item.micro,
-                        .cell = cell,
-                        .peer = item.cell,
-                        .label = label + 1,
-                        .writes = {to}});
+  add_transfer(from, to);
   return to;
+}
+
+// Returns a new value for a rank's part of the item's.
+ValueId Expander::slice_value(const Item& item) {
+  const Value& value = dag_.graph.value(item.value);
+  int64_t ranks = 1;
+  for (int32_t axis : *sliced(item)) ranks *= dag_.mesh[static_cast<size_t>(axis)].size;
+  const int64_t elements = (num_elements(value.type.shape) + ranks - 1) / ranks;
+  return pseudo_value(value.name + ".slice", {value.type.dtype, {elements}});
 }
 
 ItemId Expander::own_part(ItemId whole) {
   const Item item = dag_.items[whole.index()];
   const auto [slice, is_new] = slice_of_.try_emplace(item.value.value);
-  if (is_new) {
-    const Value& value = dag_.graph.value(item.value);
-    int64_t ranks = 1;
-    for (int32_t axis : *sliced(item)) ranks *= dag_.mesh[static_cast<size_t>(axis)].size;
-    const int64_t elements = (num_elements(value.type.shape) + ranks - 1) / ranks;
-    slice->second = pseudo_value(value.name + ".slice", {value.type.dtype, {elements}});
-  }
+  if (is_new) slice->second = slice_value(item);
   const ItemId known = find_item(slice->second, item.micro, item.cell);
   if (known.valid()) return known;
   const ItemId part = new_item(slice->second, item.micro, item.cell);
@@ -175,24 +188,28 @@ TaskId Expander::add_compute(ChunkId id, int32_t micro, TaskId before) {
   return made;
 }
 
+// Returns the collectives among a chunk's nodes as tasks.
+std::vector<Task> Expander::collectives_of(const Task& host) {
+  std::vector<Task> own;
+  for (NodeId id : dag_.chunks[host.chunk.index()].nodes) {
+    const Node& node = dag_.graph.node(id);
+    const InstructionDef* const def = find_instruction(node.op);
+    if (def == nullptr) continue;
+    own.push_back({.kind = def->kind,
+                   .cell = host.cell,
+                   .label = add_label(
+                       fmt::format("{} {}", def->word, dag_.graph.value(node.outputs[0]).name)),
+                   .group = SmallVector(mesh_axes_of(node)),
+                   .nodes = {id}});
+  }
+  return own;
+}
+
 void Expander::add_collectives(TaskId of) {
   const Task host = dag_.tasks[of.index()];
   collectives_.resize(dag_.chunks.size());
   auto& own = collectives_[host.chunk.index()];
-  if (!own) {
-    own.emplace();
-    for (NodeId id : dag_.chunks[host.chunk.index()].nodes) {
-      const Node& node = dag_.graph.node(id);
-      const InstructionDef* const def = find_instruction(node.op);
-      if (def == nullptr) continue;
-      own->push_back({.kind = def->kind,
-                      .cell = host.cell,
-                      .label = add_label(
-                          fmt::format("{} {}", def->word, dag_.graph.value(node.outputs[0]).name)),
-                      .group = SmallVector(mesh_axes_of(node)),
-                      .nodes = {id}});
-    }
-  }
+  if (!own) own = collectives_of(host);
   for (Task task : *own) {
     task.micro = host.micro;
     task.within = of;

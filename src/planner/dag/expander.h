@@ -58,6 +58,7 @@ class Expander {
  public:
   explicit Expander(Dag dag) : dag_(std::move(dag)), items_(dag_.micros()) {}
 
+  void index_updates();
   Result<Dag> run();
 
  private:
@@ -248,12 +249,14 @@ class Expander {
   // one region finishes does not wait for another.
   void finish_late_sums();
 
+  void add_transfer(ItemId from, ItemId to);
   // ---- Data flow ----
   // Returns the item in `cell`, sent there if it lives elsewhere.
   ItemId move_to(ItemId from, int32_t cell);
 
   // Returns the same by way of parts, of which each rank of the axes sends one.
   ItemId move_in_parts(ItemId from, int32_t cell);
+  ValueId slice_value(const Item& item);
   ItemId own_part(ItemId whole);
   const std::vector<int32_t>* sliced(const Item& item) const {
     const bool any = item.micro >= 0 && item.value.index() < dag_.sliced.size() &&
@@ -266,6 +269,7 @@ class Expander {
 
   // Returns a task of the chunk; `before`: that of the microbatch before this one, or none.
   TaskId add_compute(ChunkId id, int32_t micro, TaskId before);
+  std::vector<Task> collectives_of(const Task& host);
   // Adds the collectives within a task.
   void add_collectives(TaskId of);
 

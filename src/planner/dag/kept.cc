@@ -72,11 +72,8 @@ class Copier {
     for (const auto& [copy, original] : dag.variants.copies) varies_.insert({copy, original});
   }
 
-  void run(const std::optional<std::set<std::string>>& only) {
-    for (size_t i = 0; i < graph_.nodes.size(); ++i)
-      if (rounds_to_half(graph_, graph_.nodes[i])) find(NodeId(i));
-    if (only)
-      std::erase_if(found_, [&](const auto& one) { return !only->contains(name_of(one.first)); });
+  // Makes a copy for each rounding that is found, and has it read instead.
+  void read_copies() {
     std::vector<ValueId> instead(graph_.values.size() + found_.size());
     for (const auto& [of, roundings] : found_) {
       const Param& param = graph_.params[static_cast<size_t>(of.first)];
@@ -91,6 +88,14 @@ class Copier {
         Node& cast = graph_.node(each.cast);
         cast.inputs[0] = instead[cast.outputs[0].index()];
       }
+  }
+
+  void run(const std::optional<std::set<std::string>>& only) {
+    for (size_t i = 0; i < graph_.nodes.size(); ++i)
+      if (rounds_to_half(graph_, graph_.nodes[i])) find(NodeId(i));
+    if (only)
+      std::erase_if(found_, [&](const auto& one) { return !only->contains(name_of(one.first)); });
+    read_copies();
     std::vector<ValueId> next(graph_.values.size());  // by state
     for (const StateUpdate& update : graph_.updates) next[update.state.index()] = update.next;
     for (const Copy& copy : dag_.copies) round_update(graph_, copy, next[copy.master.index()]);
@@ -253,12 +258,10 @@ void update_instead(Graph& graph, ValueId from, ValueId to) {
 
 void keep_next_step(Dag& dag) {
   Graph& graph = dag.graph;
-  const auto reads = [&](const Node& node) {
-    return std::find(node.inputs.begin(), node.inputs.end(), graph.step) != node.inputs.end();
-  };
   bool drawn = false, counted = false;
   for (const Node& node : graph.nodes)
-    if (reads(node)) (node.pass == Pass::kU ? counted : drawn) |= node.op != "NextStep";
+    if (std::ranges::count(node.inputs, graph.step) > 0)
+      (node.pass == Pass::kU ? counted : drawn) |= node.op != "NextStep";
   if (!drawn) return;
   const ValueId next = add_number(graph, "next_step", 1);
   if (!counted) {

@@ -231,6 +231,16 @@ void make_chunks(Dag& dag) {
   });
 }
 
+// Adds the chunks that make the value, in each variant that the chunk runs in.
+void add_makers(const Dag& dag, size_t c, ValueId input,
+                const std::vector<std::vector<int32_t>>& chunk_of, std::vector<int32_t>& result) {
+  for (int32_t v = 0; v < dag.variants.count(); ++v)
+    if (runs_in(dag.chunks[c], v)) {
+      const NodeId made_by = dag.graph.value(dag.variants.read(input, v)).producer;
+      result.push_back(chunk_of[static_cast<size_t>(v)][made_by.index()]);
+    }
+}
+
 // Returns the chunks that must run before chunk `c` (with repeats); `chunk_of`: by variant.
 std::vector<int32_t> before(const Dag& dag, size_t c,
                             const std::vector<std::vector<int32_t>>& chunk_of,
@@ -245,11 +255,7 @@ std::vector<int32_t> before(const Dag& dag, size_t c,
         if (graph.value(use).kind == ValueKind::kNode)
           result.push_back(early_of[graph.value(use).producer.index()]);
     } else if (dag.chunks[c].pass != TaskPass::kPrepare) {
-      for (int32_t v = 0; v < dag.variants.count(); ++v)
-        if (runs_in(dag.chunks[c], v)) {
-          const NodeId made_by = graph.value(dag.variants.read(input, v)).producer;
-          result.push_back(chunk_of[static_cast<size_t>(v)][made_by.index()]);
-        }
+      add_makers(dag, c, input, chunk_of, result);
     }
   }
   return result;

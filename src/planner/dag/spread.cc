@@ -71,8 +71,7 @@ class Spread {
     });
   }
 
-  // Returns the nodes that read the value, or what such make, each after those that it reads.
-  std::vector<NodeId> read_by(ValueId value) const {
+  std::set<NodeId> reached_from(ValueId value) const {
     std::set<NodeId> all;
     std::vector<ValueId> open{value};
     while (!open.empty()) {
@@ -82,6 +81,12 @@ class Spread {
         if (all.insert(reader).second)
           for (const ValueId made : graph_.node(reader).outputs) open.push_back(made);
     }
+    return all;
+  }
+
+  // Returns the nodes that read the value, or what such make, each after those that it reads.
+  std::vector<NodeId> read_by(ValueId value) const {
+    std::set<NodeId> all = reached_from(value);
     std::vector<NodeId> order;
     const auto visit = [&](NodeId id, const auto& self) -> void {
       if (all.erase(id) == 0) return;

@@ -77,6 +77,15 @@ class UpdateNodes {
     const NodeId producer = graph_.value(source).producer;
     return (has(producer) ? stage_[producer.index()] : 0) + (source != value ? 1 : 0);
   }
+  // Visits updates that read nothing else that is not known.
+  void visit_updates(NodeId id) {
+    for (ValueId output : graph_.node(id).outputs)
+      for (NodeId reader : index_.readers[output.index()])
+        if (index_.state_of[graph_.node(reader).outputs[0].index()].valid() &&
+            reads_alone(reader, output))
+          visit(reader);
+  }
+
   void visit(NodeId id) {
     if (!needed_[id.index()] || seen_[id.index()]) return;
     seen_[id.index()] = true;
@@ -93,11 +102,7 @@ class UpdateNodes {
           if (needed_[reader.index()]) stage = std::max(stage, stage_[reader.index()]);
         }
     order_.push_back(id);
-    for (ValueId output : graph_.node(id).outputs)
-      for (NodeId reader : index_.readers[output.index()])
-        if (index_.state_of[graph_.node(reader).outputs[0].index()].valid() &&
-            reads_alone(reader, output))
-          visit(reader);
+    visit_updates(id);
   }
 
   const Graph& graph_;
@@ -108,6 +113,11 @@ class UpdateNodes {
   std::vector<size_t> stage_;  // by node: after so many exchanges, one after another
   std::vector<NodeId> order_;
 };
+
+bool replaces_state(const Node& node, const UpdateIndex& index) {
+  return std::any_of(node.outputs.begin(), node.outputs.end(),
+                     [&](ValueId made) { return index.state_of[made.index()].valid(); });
+}
 
 // Says which nodes of an update run together: 0 what regions share, then each region's, then the
 // rest, which closes the step.
@@ -121,10 +131,7 @@ std::vector<size_t> parts_of(const Graph& graph, UpdateNodes& nodes, const Updat
     size_t& part = parts[id.index()];
     part = nodes.who(id) == UpdateNodes::kSeveral ? 0 : nodes.who(id);
     if (const auto own = regions.of_reads(node); part == rest && own) part = *own + 1;
-    const bool replaces = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId made) {
-      return index.state_of[made.index()].valid();
-    });
-    if (part == 0 && replaces) part = rest;
+    if (part == 0 && replaces_state(node, index)) part = rest;
     for (ValueId input : node.inputs) {
       const NodeId maker = input.valid() ? nodes.maker(input) : NodeId();
       if (maker.valid() && parts[maker.index()] == rest) part = rest;
@@ -165,6 +172,19 @@ std::vector<Chunk> cut_update(const Dag& dag, int32_t cell, UpdateNodes& nodes,
   return chunks;
 }
 
+std::vector<ValueId> with_copies(const Dag& dag, ValueId param) {
+  std::vector<ValueId> states{param};
+  for (const Copy& copy : dag.copies)
+    if (copy.master == param) states.push_back(copy.copy);
+  return states;
+}
+
+bool adds_to_gradient(const Dag& dag, const Chunk& chunk, const Sum& gradient) {
+  return std::ranges::any_of(gradient.uses, [&](ValueId use) {
+    return std::ranges::count(chunk.nodes, dag.graph.value(use).producer) > 0;
+  });
+}
+
 }  // namespace
 
 UpdateRegions::UpdateRegions(const Dag& dag) {
@@ -202,9 +222,7 @@ UpdateRegions::UpdateRegions(const Dag& dag) {
 // Several regions of one cell read a parameter: it belongs to that whose backward adds to its
 // gradient last.
 void UpdateRegions::settle_shared(const Dag& dag, ValueId param, const Sum& gradient) {
-  std::vector<ValueId> states{param};  // as they are read
-  for (const Copy& copy : dag.copies)
-    if (copy.master == param) states.push_back(copy.copy);
+  std::vector<ValueId> states = with_copies(dag, param);  // as they are read
   std::erase_if(states, [&](ValueId state) { return !of_param_.contains(state); });
   const auto settled = [&](ValueId state) {
     return of_param_[state] && of_param_[state] == of_param_[states[0]];
@@ -216,9 +234,7 @@ void UpdateRegions::settle_shared(const Dag& dag, ValueId param, const Sum& grad
     if (chunk.pass == TaskPass::kU) continue;
     const bool reads = std::ranges::any_of(
         states, [&](ValueId state) { return std::ranges::binary_search(chunk.reads, state); });
-    const bool adds = std::ranges::any_of(gradient.uses, [&](ValueId use) {
-      return std::ranges::count(chunk.nodes, dag.graph.value(use).producer) > 0;
-    });
+    const bool adds = adds_to_gradient(dag, chunk, gradient);
     if (reads || adds) cells.insert(chunk.cell);
     if (adds) last = static_cast<size_t>(std::ranges::find(tags_, chunk.tags) - tags_.begin());
   }

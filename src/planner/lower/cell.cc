@@ -223,14 +223,25 @@ class CellLowerer {
   // Finished sums that a task reads, by the buffers they are in.
   using SumsRead = std::unordered_map<int32_t, int32_t>;
 
-  void lower_compute(const Task& task) {
-    const ChunkPrograms& programs = *places_.programs[at(&task - dag_.tasks.data())];
-    std::vector<int32_t> inner;  // one buffer per value passed between segments
+  // Adds one buffer for each value that passes between segments.
+  std::vector<int32_t> add_inner(const ChunkPrograms& programs, const Task& task) {
+    std::vector<int32_t> inner;
     inner.reserve(programs.inner.size());
     for (ValueId value : programs.inner) inner.push_back(buffers_.add(value, task.micro));
+    return inner;
+  }
+
+  SumsRead sums_read_by(const Task& task) {
     SumsRead sums;
     for (ItemId item : task.reads)
       if (const int32_t sum = dag_.items[item.index()].sum; sum >= 0) sums[buffer_of(item)] = sum;
+    return sums;
+  }
+
+  void lower_compute(const Task& task) {
+    const ChunkPrograms& programs = *places_.programs[at(&task - dag_.tasks.data())];
+    const std::vector<int32_t> inner = add_inner(programs, task);
+    SumsRead sums = sums_read_by(task);
     for (const Segment& segment : programs.segments) {
       std::vector<int32_t> args;
       args.reserve(segment.args.size());

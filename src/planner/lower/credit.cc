@@ -53,6 +53,14 @@ class MessageOrder {
     find_turns();
   }
 
+  // Has the first message of a sum wait for its turn.
+  void start_sum(const Instruction& one, size_t i) {
+    WaitingSum made{.stream = dag_.streams[at(one.stream)].name, .ready = now_};
+    for (int32_t arg : one.args) made.turn = std::min(made.turn, turn_of(arg));
+    add_to(made, i);
+    lanes_.at(one.stream).waiting.push_back(std::move(made));
+  }
+
   // Returns the positions in the new order.
   std::vector<int32_t> run() {
     for (size_t i = 0; i < role_.body.size(); ++i) {
@@ -64,10 +72,7 @@ class MessageOrder {
       if (before) {
         add_to(*before, i);
       } else if (moves && lanes_.contains(one.stream) && info(one.kind).adds) {
-        WaitingSum made{.stream = dag_.streams[at(one.stream)].name, .ready = now_};
-        for (int32_t arg : one.args) made.turn = std::min(made.turn, turn_of(arg));
-        add_to(made, i);
-        lanes_.at(one.stream).waiting.push_back(std::move(made));
+        start_sum(one, i);
       } else {
         run_computation(i);
       }

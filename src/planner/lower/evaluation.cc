@@ -39,6 +39,16 @@ class Joiner {
   Joiner(RoleProgram& role, RoleProgram section, bool is_outer)
       : role_(role), from_(std::move(section)), is_outer_(is_outer) {}
 
+  void renumber(Instruction& one, int32_t first_program) const {
+    for (int32_t& arg : one.args) arg = buffer_[at(arg)];
+    one.stream = stream_[at(one.stream)];
+    if (one.program >= 0) one.program += first_program;
+    if (one.group >= 0) one.group = group_[at(one.group)];
+    if (one.communicator >= 0) one.communicator = communicator_[at(one.communicator)];
+    for (Contribution& part : one.contributions) part.target = sum_[at(part.target)];
+    for (SumRead& read : one.sum_reads) read.target = sum_[at(read.target)];
+  }
+
   // The instructions become those of `to`.
   Status run(std::vector<Instruction>& to) {
     add_tables();
@@ -48,13 +58,7 @@ class Joiner {
     const auto first_program = static_cast<int32_t>(role_.programs.size());
     std::move(from_.programs.begin(), from_.programs.end(), std::back_inserter(role_.programs));
     for (Instruction& one : from_.body) {
-      for (int32_t& arg : one.args) arg = buffer_[at(arg)];
-      one.stream = stream_[at(one.stream)];
-      if (one.program >= 0) one.program += first_program;
-      if (one.group >= 0) one.group = group_[at(one.group)];
-      if (one.communicator >= 0) one.communicator = communicator_[at(one.communicator)];
-      for (Contribution& part : one.contributions) part.target = sum_[at(part.target)];
-      for (SumRead& read : one.sum_reads) read.target = sum_[at(read.target)];
+      renumber(one, first_program);
       to.push_back(std::move(one));
     }
     for (const Report& report : from_.reports)  // an outer update has none
@@ -63,6 +67,18 @@ class Joiner {
   }
 
  private:
+  void add_communicators() {
+    std::vector<bool> taken(role_.communicators.size());
+    for (Communicator one : from_.communicators) {
+      for (int32_t& stream : one.streams) stream = stream_[at(stream)];
+      size_t c = 0;
+      while (c < taken.size() && (taken[c] || !is_same(role_.communicators[c], one))) ++c;
+      if (c == taken.size()) role_.communicators.push_back(one), taken.push_back(true);
+      taken[c] = true;
+      communicator_.push_back(static_cast<int32_t>(c));
+    }
+  }
+
   void add_tables() {
     for (const Stream& one : from_.streams)
       stream_.push_back(find_or_add(
@@ -74,15 +90,7 @@ class Joiner {
       if (tensor.part_of >= 0) tensor.part_of = group_[at(tensor.part_of)];
     for (const SumTarget& one : from_.sum_targets)
       sum_.push_back(find_or_add(role_.sum_targets, one, std::equal_to<SumTarget>()));
-    std::vector<bool> taken(role_.communicators.size());
-    for (Communicator one : from_.communicators) {
-      for (int32_t& stream : one.streams) stream = stream_[at(stream)];
-      size_t c = 0;
-      while (c < taken.size() && (taken[c] || !is_same(role_.communicators[c], one))) ++c;
-      if (c == taken.size()) role_.communicators.push_back(one), taken.push_back(true);
-      taken[c] = true;
-      communicator_.push_back(static_cast<int32_t>(c));
-    }
+    add_communicators();
     role_.workspace_bytes.resize(role_.streams.size());
   }
   static bool is_same(const Communicator& a, const Communicator& b) {
@@ -161,6 +169,18 @@ class Joiner {
     return end;
   }
 
+  void add_tensor_of(const Buffer& buffer) {
+    Tensor tensor = from_.tensor(buffer);
+    // A gathered copy says of which parameter: the step keeps that. Where it has two versions,
+    // its own copy has another name.
+    const Tensor* like = tensor.param.empty() ? nullptr : find_gathered(tensor);
+    if (like != nullptr)
+      tensor.copy_of = like->copy_of;
+    else if (tensor.copy_of >= 0)
+      tensor.copy_of = buffer_[at(tensor.copy_of)];
+    role_.tensors.push_back(std::move(tensor));
+  }
+
   // What the evaluation makes lies as in its own plan, after all that is kept; and after what the
   // body makes, if it runs beside it.
   void add_others() {
@@ -172,17 +192,7 @@ class Joiner {
       if (is_kept(from_.tensor(buffer))) continue;
       const auto [known, is_new] =
           tensors.try_emplace(buffer.tensor, static_cast<int32_t>(role_.tensors.size()));
-      if (is_new) {
-        Tensor tensor = from_.tensor(buffer);
-        // A gathered copy says of which parameter: the step keeps that. Where it has two versions,
-        // its own copy has another name.
-        const Tensor* like = tensor.param.empty() ? nullptr : find_gathered(tensor);
-        if (like != nullptr)
-          tensor.copy_of = like->copy_of;
-        else if (tensor.copy_of >= 0)
-          tensor.copy_of = buffer_[at(tensor.copy_of)];
-        role_.tensors.push_back(std::move(tensor));
-      }
+      if (is_new) add_tensor_of(buffer);
       buffer_[b] = static_cast<int32_t>(role_.buffers.size());
       role_.buffers.push_back({known->second, buffer.micro, buffer.offset + up});
     }

@@ -23,6 +23,16 @@ class Copier {
           accesses_[at(arg)].push_back(static_cast<int64_t>(i));
   }
 
+  // Notes until when what leaves the device is still there.
+  void note_leaving(const std::vector<int32_t>& moved) {
+    const auto length = static_cast<int32_t>(role_.body.size());
+    for (size_t c = 0; c < copies_.size(); ++c)
+      if (copies_[c].until >= 0)
+        plan_.leaving.push_back(
+            {static_cast<int32_t>(copies_[c].before) + static_cast<int32_t>(c),
+             at(copies_[c].until) < moved.size() ? moved[at(copies_[c].until)] : length});
+  }
+
   std::vector<int32_t> run(const std::vector<std::vector<int32_t>>& buffers) {
     for (size_t o = 0; o < dag_.offloads.size(); ++o) {
       if (dag_.offloads[o].parameters)
@@ -38,12 +48,7 @@ class Copier {
     std::vector<std::pair<int64_t, Instruction>> added;
     for (Copy& copy : copies_) added.emplace_back(copy.before, std::move(copy.instruction));
     const std::vector<int32_t> moved = insert_before(role_.body, std::move(added));
-    const auto length = static_cast<int32_t>(role_.body.size());
-    for (size_t c = 0; c < copies_.size(); ++c)
-      if (copies_[c].until >= 0)
-        plan_.leaving.push_back(
-            {static_cast<int32_t>(copies_[c].before) + static_cast<int32_t>(c),
-             at(copies_[c].until) < moved.size() ? moved[at(copies_[c].until)] : length});
+    note_leaving(moved);
     return moved;
   }
 
@@ -173,6 +178,19 @@ class Copier {
       }
   }
 
+  void bring_for_uses(int32_t buffer, const Offload& offload) {
+    const auto b = static_cast<size_t>(buffer);
+    std::vector<int64_t> visit;
+    for (const int64_t use : accesses_[b]) {
+      const bool follows =
+          visit.empty() || updates(visit.back(), buffer) ||
+          (!updates(use, buffer) && program_at(use) - program_at(visit.back()) <= offload.distance);
+      if (!follows) bring(buffer, std::exchange(visit, {}), offload);
+      visit.push_back(use);
+    }
+    bring(buffer, visit, offload);
+  }
+
   // ---- Parameters ----
   // Keeps parameters, or this rank's parts of them, on the host, and brings them for each use: of
   // programs that follow one another once. The update's use is the last; what it leaves goes back.
@@ -185,15 +203,7 @@ class Copier {
       if (!is_kept(role_.tensor(role_.buffers[b])) || accesses_[b].empty()) continue;
       const auto buffer = static_cast<int32_t>(b);
       role_.tensor(buffer).host = true;
-      std::vector<int64_t> visit;
-      for (const int64_t use : accesses_[b]) {
-        const bool follows = visit.empty() || updates(visit.back(), buffer) ||
-                             (!updates(use, buffer) &&
-                              program_at(use) - program_at(visit.back()) <= offload.distance);
-        if (!follows) bring(buffer, std::exchange(visit, {}), offload);
-        visit.push_back(use);
-      }
-      bring(buffer, visit, offload);
+      bring_for_uses(buffer, offload);
       ++count.values;
       count.bytes += role_.tensor(buffer).type.bytes();
     }

@@ -51,8 +51,7 @@ class MemoryWaits {
         bytes_(role.buffers.size()),
         owns_(role.buffers.size()) {}
 
-  void run() {
-    if (is_on_one_stream(role_)) return;
+  void find_bytes() {
     for (size_t b = 0; b < owns_.size(); ++b) {
       const Buffer& buffer = role_.buffers[b];
       const Tensor& tensor = role_.tensor(buffer);
@@ -61,6 +60,11 @@ class MemoryWaits {
       const int64_t begin = buffer.offset + (tensor.host ? kHost : 0);
       bytes_[b] = {begin, begin + align_up(tensor.type.bytes())};
     }
+  }
+
+  void run() {
+    if (is_on_one_stream(role_)) return;
+    find_bytes();
     for (size_t i = 0; i < role_.body.size(); ++i) {
       Instruction& one = role_.body[i];
       for (int32_t arg : one.args) {

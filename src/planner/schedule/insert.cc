@@ -97,6 +97,14 @@ class Inserter {
     return std::max(cells_[c].free_at, ready_[task]);
   }
 
+  void begin_task(TaskId id, double first, Cell& cell) {
+    cell.begun.push_back(id);
+    cell.free_at = first + time_of(dag_.tasks[id.index()]);
+    std::vector<TaskId> open;
+    end(id, cell.free_at, open);
+    for (const TaskId next : open) arrive(next);
+  }
+
   // Begins the task that can begin first; of a cell's, one that is in no order.
   bool begin_next() {
     double first = 0;
@@ -115,11 +123,7 @@ class Inserter {
     Cell& cell = cells_[at];
     const TaskId id = is_other ? cell.others.begin()->second : orders_[at].tasks[cell.next++];
     if (is_other) cell.others.erase(cell.others.begin());
-    cell.begun.push_back(id);
-    cell.free_at = first + time_of(dag_.tasks[id.index()]);
-    std::vector<TaskId> open;
-    end(id, cell.free_at, open);
-    for (const TaskId next : open) arrive(next);
+    begin_task(id, first, cell);
     return true;
   }
 

@@ -210,12 +210,14 @@ class Lister {
       }
     return {chunks, bytes};
   }
+  // Says whether a limit lets no microbatch through the cell.
+  bool is_too_low(size_t c) const {
+    const auto [chunks, bytes] = held_on(c);
+    return policy_.in_flight[c] < chunks || (policy_.memory > 0 && policy_.memory < bytes);
+  }
+
   // `cell` has a task that may not run; it may wait for another one whose limit is too low.
   Error too_tight(size_t cell) const {
-    const auto is_too_low = [&](size_t c) {
-      const auto [chunks, bytes] = held_on(c);
-      return policy_.in_flight[c] < chunks || (policy_.memory > 0 && policy_.memory < bytes);
-    };
     for (size_t c = 0; c < clock_.size() && !is_too_low(cell); ++c)
       if (is_too_low(c)) cell = c;
     const auto [chunks, bytes] = held_on(cell);

@@ -238,6 +238,14 @@ class Issuer {
     }
     return waits;
   }
+  static std::vector<Wait> way_back(const std::vector<std::pair<size_t, Wait>>& reached,
+                                    size_t start) {
+    std::vector<Wait> circle;
+    for (size_t at = start; circle.empty() || at != start; at = reached[at].first)
+      circle.insert(circle.begin(), reached[at].second);
+    return circle;
+  }
+
   // Returns the shortest way from `start` back to it along the waits, by breadth; empty: there is
   // none.
   std::vector<Wait> shortest_circle(const std::vector<std::vector<Wait>>& waits,
@@ -253,10 +261,7 @@ class Issuer {
           open.push_back(to);
           continue;
         }
-        std::vector<Wait> circle;
-        for (size_t at = start; circle.empty() || at != start; at = reached[at].first)
-          circle.insert(circle.begin(), reached[at].second);
-        return circle;
+        return way_back(reached, start);
       }
     }
     return {};

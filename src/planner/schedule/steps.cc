@@ -57,6 +57,21 @@ class Steps {
     return with < rest(cell) ? with - first + 1 : 0;
   }
 
+  // Sends and reductions, and what is rounded for these or left of them, are with the last that
+  // they need.
+  void keep_company_of_sends(size_t cell) {
+    const auto& order = schedule_.order[cell];
+    for (TaskId id : order) {
+      const Task& task = dag_.tasks[id.index()];
+      if (task.kind == InstructionKind::kRecv || !runs_by_itself(dag_, task) || adds_parts(task))
+        continue;
+      company_[id.index()] = 0;
+      for (TaskId d : deps_[id.index()])
+        if (is_here(d, cell))
+          company_[id.index()] = std::max(company_[id.index()], company_[d.index()]);
+    }
+  }
+
   void keep_company(size_t cell) {
     const auto& tasks = schedule_.compute[cell].tasks;
     const auto& order = schedule_.order[cell];
@@ -69,17 +84,7 @@ class Steps {
         if (is_here(d, cell) && !is_ordered(dag_.tasks[d.index()]))
           company_[d.index()] = std::min(company_[d.index()], company_[order[i].index()]);
     }
-    // Sends and reductions, and what is rounded for these or left of them, with the last that they
-    // need.
-    for (TaskId id : order) {
-      const Task& task = dag_.tasks[id.index()];
-      if (task.kind == InstructionKind::kRecv || !runs_by_itself(dag_, task) || adds_parts(task))
-        continue;
-      company_[id.index()] = 0;
-      for (TaskId d : deps_[id.index()])
-        if (is_here(d, cell))
-          company_[id.index()] = std::max(company_[id.index()], company_[d.index()]);
-    }
+    keep_company_of_sends(cell);
   }
   // Returns whether a task sends what no ordered task of its cell makes, such as a count of labels:
   // others may need that before the first of theirs.
@@ -123,16 +128,23 @@ class Steps {
         turn[at(compute.body[at(i)])].first = pair.first;
     return turn;
   }
-  Status arrange(size_t cell) {
+  std::vector<int32_t> places_of_computes(size_t cell) const {
     const ComputeOrder& compute = schedule_.compute[cell];
     const auto& order = schedule_.order[cell];
-    const auto turn = turns(compute);
     std::vector<int32_t> computes(compute.tasks.size());  // positions
     for (size_t i = 0; i < order.size(); ++i) {
       const auto with = at(company_[order[i].index()]);
       if (with < computes.size() && compute.tasks[with] == order[i])
         computes[with] = static_cast<int32_t>(i);
     }
+    return computes;
+  }
+
+  Status arrange(size_t cell) {
+    const ComputeOrder& compute = schedule_.compute[cell];
+    const auto& order = schedule_.order[cell];
+    const auto turn = turns(compute);
+    const std::vector<int32_t> computes = places_of_computes(cell);
     const auto key = [&](int32_t i) {
       const auto with = at(company_[order[at(i)].index()]);
       const bool brings = with < computes.size() && i < computes[with];
@@ -200,6 +212,16 @@ class Steps {
       if (!ended(other) && !joins_cells(next(other))) return next(other);
     return {};
   }
+  // Runs the cell's next task, and those of all cells where they are joined.
+  void run_with_joined(size_t cell) {
+    if (joins_cells(next(cell))) {
+      for (size_t other = 0; other < dag_.cells.size(); ++other)
+        if (!ended(other)) run_next(other);
+    } else {
+      run_next(cell);
+    }
+  }
+
   // Runs the cells in turn, a computation or a pair each: about as they run at once. Receives that
   // are posted when their sends are issued are placed here, in one order of all cells.
   Status run_steady_step() {
@@ -214,12 +236,7 @@ class Steps {
         for (bool turn = true; turn && !ended(cell) && !blocker(cell).valid();) {
           progress = true;
           turn = !ends_turn(cell);
-          if (joins_cells(next(cell))) {
-            for (size_t other = 0; other < dag_.cells.size(); ++other)
-              if (!ended(other)) run_next(other);
-          } else {
-            run_next(cell);
-          }
+          run_with_joined(cell);
         }
     }
     for (size_t cell = 0; cell < dag_.cells.size(); ++cell)

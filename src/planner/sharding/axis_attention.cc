@@ -164,6 +164,17 @@ class Ring {
   }
 
  private:
+  // Returns where the keys begin, among those that axes before have left.
+  ValueId begin_of_keys(ValueId before, int64_t keys, int64_t turn) {
+    Attrs attrs = rewriter_.own_numbers(keys_, keys, before);
+    attrs.set("ranks", ranks_);
+    attrs.set("turn", turn);
+    ValueId number = rewriter_.own_number(placed_, std::move(attrs));
+    if (before.valid())
+      number = rewriter_.add(rewriter_.beside(placed_, "Add", {before, number}, {}), {});
+    return number;
+  }
+
   // Returns the op on the rank's own queries and the keys of the rank `turn` before.
   Node with_keys(ValueId k, ValueId v, int64_t turn) {
     Node node = rewriter_.beside(placed_, placed_.op, placed_.inputs, placed_.attrs);
@@ -176,13 +187,7 @@ class Ring {
     const int64_t keys = rewriter_.type_here(k).shape[dim] * ranks_;
     node.inputs.resize(std::max(node.inputs.size(), first + 1));
     const ValueId before = node.inputs[first];
-    Attrs attrs = rewriter_.own_numbers(keys_, keys, before);
-    attrs.set("ranks", ranks_);
-    attrs.set("turn", turn);
-    ValueId number = rewriter_.own_number(placed_, std::move(attrs));
-    if (before.valid())  // among the keys that axes before have left
-      number = rewriter_.add(rewriter_.beside(placed_, "Add", {before, number}, {}), {});
-    node.inputs[first] = number;
+    node.inputs[first] = begin_of_keys(before, keys, turn);
     // Rings over axes before have found out how many keys there are.
     const bool has_others = !before.valid() && node.attrs.integer("whole", keys) != keys;
     if ((is_masked || has_others) && !node.attrs.find("keys")) node.attrs.set("keys", keys);
@@ -231,27 +236,27 @@ class Ring {
     }
   }
 
+  ValueId passed_on(size_t o, ValueId id) {
+    return o == 1 || o == 2 ? rotated(id, node_.inputs[o], choice_.makes[o]) : id;
+  }
+
+  Node sum_of(ValueId a, ValueId b) { return rewriter_.beside(placed_, "Add", {a, b}, {}); }
+
   // Terms of dk and dv travel with their keys; what the rank's own queries make is added last.
   void add_turns() {
-    const auto on = [&](size_t o, ValueId id) {
-      return o == 1 || o == 2 ? rotated(id, node_.inputs[o], choice_.makes[o]) : id;
-    };
-    const auto sum = [&](ValueId a, ValueId b) {
-      return rewriter_.beside(placed_, "Add", {a, b}, {});
-    };
     std::vector<ValueId> own, others;
     ValueId k = placed_.inputs[1], v = placed_.inputs[2];
     for (int64_t turn = 0; turn < ranks_; ++turn) {
       Node step = with_keys(k, v, turn);
-      if (turn + 1 < ranks_) k = on(1, k), v = on(2, v);
-      for (size_t o = 0; o < others.size(); ++o) others[o] = on(o, others[o]);
+      if (turn + 1 < ranks_) k = passed_on(1, k), v = passed_on(2, v);
+      for (size_t o = 0; o < others.size(); ++o) others[o] = passed_on(o, others[o]);
       const std::vector<ValueId> part = add_turn(std::move(step), turn);
       if (turn < 2) (turn == 0 ? own : others) = part;
       for (size_t o = 0; turn > 1 && o < part.size(); ++o)
-        others[o] = rewriter_.add(sum(others[o], part[o]), choice_.makes[o], node_.outputs[o]);
+        others[o] = rewriter_.add(sum_of(others[o], part[o]), choice_.makes[o], node_.outputs[o]);
     }
     for (size_t o = 0; o < own.size(); ++o) {
-      Node last = sum(own[o], on(o, others[o]));
+      Node last = sum_of(own[o], passed_on(o, others[o]));
       last.outputs = {node_.outputs[o]};
       rewriter_.append(std::move(last));
     }

@@ -72,6 +72,12 @@ std::ptrdiff_t row_dims(const Shape& shape, int64_t rows) {
   return dims;
 }
 
+// Returns the dims `first`, and those of the shape after its first `count`.
+Shape with_rest(Shape first, const Shape& all, int64_t count) {
+  first.insert(first.end(), all.begin() + count, all.end());
+  return first;
+}
+
 }  // namespace
 
 // Adds an exchange of packed rows: of [1, ranks x room, ...], which joins dim 0, or of
@@ -127,21 +133,24 @@ Rewriter::Places Rewriter::places_of(const Layout& routed, NodeId reader) {
   return places;
 }
 
+// Returns the node beside which ops are put that convert the value for the reader.
+Node Rewriter::node_for(ValueId id, NodeId reader) {
+  Node near = state_.graph.node(state_.converted_at(id, reader));
+  near.name = state_.graph.value(id).name;
+  near.pass = pass_of(id, near);
+  return near;
+}
+
 ValueId Rewriter::pack(ValueId id, const Layout& routed, NodeId reader) {
   const Places places = places_of(routed, reader);
   if (id == routed.by) return places.index;
   const Route& route = state_.routes.at(routed.by.value);
   const Layout blocks = state_.blocks_of_rows(id, routed);
   const ValueId own = fetch(id, blocks, reader);
-  Node near = state_.graph.node(state_.converted_at(id, reader));
-  near.name = state_.graph.value(id).name;
-  near.pass = pass_of(id, near);
+  Node near = node_for(id, reader);
   const Shape all = state_.local(state_.type_of(id).shape, routed);
-  Shape rest(all.begin() + row_dims(state_.type_of(id).shape, route.rows), all.end());
-  const auto with = [&](Shape first) {
-    first.insert(first.end(), rest.begin(), rest.end());
-    return first;
-  };
+  const int64_t dims = row_dims(state_.type_of(id).shape, route.rows);
+  const auto with = [&](Shape first) { return with_rest(std::move(first), all, dims); };
   const int64_t ranks = state_.cut.ranks;
   const ValueId rows = in_shape(own, with({route.rows / ranks}), blocks, near);
   const ValueId placed = add(beside(near, "GatherGrad", {rows, places.of_rows},
@@ -155,15 +164,10 @@ ValueId Rewriter::unpack(ValueId id, const Layout& blocks, NodeId reader) {
   const Layout routed = state_.layout(id);
   const Places places = places_of(routed, reader);
   const Route& route = state_.routes.at(routed.by.value);
-  Node near = state_.graph.node(state_.converted_at(id, reader));
-  near.name = state_.graph.value(id).name;
-  near.pass = pass_of(id, near);
+  Node near = node_for(id, reader);
   const Shape all = state_.type_of(id).shape;
-  Shape rest(all.begin() + row_dims(state_.type_of(id).shape, route.rows), all.end());
-  const auto with = [&](Shape first) {
-    first.insert(first.end(), rest.begin(), rest.end());
-    return first;
-  };
+  const int64_t dims = row_dims(all, route.rows);
+  const auto with = [&](Shape first) { return with_rest(std::move(first), all, dims); };
   const int64_t ranks = state_.cut.ranks;
   const ValueId rows =
       in_shape(state_.at(id).current, with({1, ranks * route.room}), {kRouted}, near);

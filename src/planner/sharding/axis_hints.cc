@@ -140,6 +140,16 @@ class Preferences {
   std::map<std::pair<int32_t, int>, std::optional<Layout>> known_;
 };
 
+void add_needs(const State& state, const Node& node, const LoopCut& cut,
+               std::vector<std::pair<ValueId, Layout>>& open) {
+  const Loops& loops = state.loops(node);
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    const ValueId input = node.inputs[i];
+    if (!input.valid() || state.graph.value(input).kind != ValueKind::kNode) continue;
+    if (const auto need = layout_of(loops.input(i), cut)) open.emplace_back(input, *need);
+  }
+}
+
 }  // namespace
 
 Result<Layout> layout_of_seed(const State& state, const ShardSeed& seed) {
@@ -173,11 +183,7 @@ std::vector<std::pair<ValueId, Layout>> hints_from(const State& state, ValueId a
     const Operand output = loops.output(static_cast<size_t>(made.output_index));
     const auto cut = legal_cut(loops, output, here, state.cut.ranks);
     if (!cut || sums_into(output)) continue;
-    for (size_t i = 0; i < node.inputs.size(); ++i) {
-      const ValueId input = node.inputs[i];
-      if (!input.valid() || state.graph.value(input).kind != ValueKind::kNode) continue;
-      if (const auto need = layout_of(loops.input(i), *cut)) open.emplace_back(input, *need);
-    }
+    add_needs(state, node, *cut, open);
   }
   return hints;
 }

@@ -35,6 +35,16 @@ void Rewriter::prepare(const Node& node, const Loops& loops) {
 
 // ---- An op --------------------------------------------------------------------------------------
 
+// Tells an op of how many rows it picks, if these are packed.
+void Rewriter::set_rows(const Node& node, const Choice& choice, Node& made) {
+  const auto& known = state_.loops(node).def->attributes;
+  const auto takes_rows = [](const OpAttribute& one) { return one.name == "rows"; };
+  if (const int picks = state_.loops(node).rule.picks;
+      picks >= 0 && std::ranges::any_of(known, takes_rows))
+    if (const Layout& need = choice.needs[static_cast<size_t>(picks)]; state_.is_packed(need))
+      made.attrs.set("rows", state_.routes.at(need.by.value).rows / state_.cut.ranks);
+}
+
 void Rewriter::rewrite(NodeId id, const Choice& choice) {
   const Node& node = state_.graph.node(id);
   sum_numbers(id, choice);
@@ -48,12 +58,7 @@ void Rewriter::rewrite(NodeId id, const Choice& choice) {
       input = add(beside(near, "Reshape", {input}, {{"shape", shape}}), choice.needs[i]);
     }
   if (choice.cut) place_first(made, state_.loops(node).rule, *choice.cut);
-  const auto& known = state_.loops(node).def->attributes;
-  const auto takes_rows = [](const OpAttribute& one) { return one.name == "rows"; };
-  if (const int picks = state_.loops(node).rule.picks;
-      picks >= 0 && std::ranges::any_of(known, takes_rows))
-    if (const Layout& need = choice.needs[static_cast<size_t>(picks)]; state_.is_packed(need))
-      made.attrs.set("rows", state_.routes.at(need.by.value).rows / state_.cut.ranks);
+  set_rows(node, choice, made);
   if (choice.cut && find_op(node.op)->draws >= 0) place_draw(made, choice.makes[0]);
   append(std::move(made), id);
   record_layouts(id, choice);
@@ -250,6 +255,18 @@ void Rewriter::end_step() {
   for (size_t c = before; c < conversions_.size(); ++c) conversions_[c].reader = {};
 }
 
+namespace {
+
+void set_producers(Graph& graph) {
+  for (size_t n = 0; n < graph.nodes.size(); ++n)
+    for (size_t o = 0; o < graph.nodes[n].outputs.size(); ++o) {
+      Value& made = graph.value(graph.nodes[n].outputs[o]);
+      made.producer = NodeId(n), made.output_index = static_cast<int>(o);
+    }
+}
+
+}  // namespace
+
 void Rewriter::localise_all() {
   Graph& graph = state_.graph;
   for (size_t i = 0; i < state_.values.size(); ++i)
@@ -265,11 +282,7 @@ void Rewriter::localise_all() {
     set_layout(value, state_.values[i].made);
   }
   graph.nodes = std::move(nodes_);
-  for (size_t n = 0; n < graph.nodes.size(); ++n)
-    for (size_t o = 0; o < graph.nodes[n].outputs.size(); ++o) {
-      Value& made = graph.value(graph.nodes[n].outputs[o]);
-      made.producer = NodeId(n), made.output_index = static_cast<int>(o);
-    }
+  set_producers(graph);
   check_types(graph, state_.cut.name);
 }
 

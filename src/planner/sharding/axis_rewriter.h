@@ -25,6 +25,7 @@ class Rewriter {
 
   // ---- An op ------------------------------------------------------------------------------------
 
+  void set_rows(const Node& node, const Choice& choice, Node& made);
   // Adds an op as it was chosen to be cut, on converted operands.
   void rewrite(NodeId id, const Choice& choice);
   void record_layouts(NodeId id, const Choice& choice);
@@ -65,6 +66,7 @@ class Rewriter {
   ValueId fetch(ValueId id, const Layout& need, NodeId reader);
   ValueId convert(ValueId id, const Layout& to, NodeId reader);
   ValueId convert_rows(ValueId id, const Layout& to, NodeId reader);
+  Node node_for(ValueId id, NodeId reader);
   // Returns packed rows: those of the own block, or of the ranks that own what the index names.
   ValueId pack(ValueId id, const Layout& routed, NodeId reader);
   ValueId unpack(ValueId id, const Layout& blocks, NodeId reader);

@@ -28,14 +28,9 @@ class PartOrder {
 
   bool has_parts() const { return region_ >= 0 && !tags_.empty(); }
 
-  std::vector<NodeId> order() {
-    find_places();
-    std::vector<std::vector<size_t>> readers(graph_.nodes.size());
-    std::vector<int32_t> missing(graph_.nodes.size());
-    for (size_t n = 0; n < graph_.nodes.size(); ++n)
-      for (ValueId input : graph_.nodes[n].inputs)
-        if (const NodeId from = producer(input); from.valid())
-          readers[from.index()].push_back(n), ++missing[n];
+  // Returns the nodes by their places, each after those that it reads.
+  std::vector<NodeId> by_place(const std::vector<std::vector<size_t>>& readers,
+                               std::vector<int32_t> missing) const {
     std::priority_queue<Place, std::vector<Place>, std::greater<>> ready;
     for (size_t n = 0; n < missing.size(); ++n)
       if (missing[n] == 0) ready.push(places_[n]);
@@ -48,6 +43,17 @@ class PartOrder {
         if (--missing[reader] == 0) ready.push(places_[reader]);
     }
     return order;
+  }
+
+  std::vector<NodeId> order() {
+    find_places();
+    std::vector<std::vector<size_t>> readers(graph_.nodes.size());
+    std::vector<int32_t> missing(graph_.nodes.size());
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      for (ValueId input : graph_.nodes[n].inputs)
+        if (const NodeId from = producer(input); from.valid())
+          readers[from.index()].push_back(n), ++missing[n];
+    return by_place(readers, std::move(missing));
   }
 
  private:

@@ -290,6 +290,19 @@ class Padding {
     node.attrs.set("zeros", std::move(zeros));
   }
 
+  // Returns whether the op makes zeros of these operands, which are zero.
+  static bool keeps_zeros(const Loops& loops, size_t output, const std::vector<int>& zeros,
+                          size_t numbers) {
+    const auto& sets = loops.rule.linear;
+    if (std::find(sets.begin(), sets.end(), zeros) != sets.end()) return true;
+    const auto& but = loops.def->nonzero;
+    if (std::find(but.begin(), but.end(), static_cast<int>(output)) != but.end()) return false;
+    return (numbers > 0 && zeros.size() == numbers) ||
+           std::any_of(sets.begin(), sets.end(), [&](const std::vector<int>& set) {
+             return std::includes(zeros.begin(), zeros.end(), set.begin(), set.end());
+           });
+  }
+
   bool makes_zeros(const Node& node, const Loops& loops, char letter, size_t output) const {
     std::vector<int> zeros;
     size_t numbers = 0, reads = 0;
@@ -305,14 +318,7 @@ class Padding {
     }
     if (begins(loops.rule, letter) && reads == 0) return true;  // no index is one behind the end
     if (loops.def->states >= 0 && node.attrs.real("eps", 1) > 0) return true;
-    const auto& sets = loops.rule.linear;
-    if (std::find(sets.begin(), sets.end(), zeros) != sets.end()) return true;
-    const auto& but = loops.def->nonzero;
-    if (std::find(but.begin(), but.end(), static_cast<int>(output)) != but.end()) return false;
-    return (numbers > 0 && zeros.size() == numbers) ||
-           std::any_of(sets.begin(), sets.end(), [&](const std::vector<int>& set) {
-             return std::includes(zeros.begin(), zeros.end(), set.begin(), set.end());
-           });
+    return keeps_zeros(loops, output, zeros, numbers);
   }
 
   Status check_states() const {
@@ -329,6 +335,13 @@ class Padding {
     return ok_status();
   }
 
+  Error other_dim(ValueId value, const ShardSeed& known, int dim, const ShardSeed& seed) const {
+    return fail(known.at, "shard: '{}' must be cut at dim {} over '{}', which goes on into zeros",
+                quote_control(graph_.value(value).name), dim, cut_.name)
+        .with_note(fmt::format("as dim {} of '{}' does at line {}", seed.dim,
+                               quote_control(graph_.value(seed.value).name), seed.at.line));
+  }
+
   // Each stretch is cut, so that zeros are at its end.
   Status add_seeds() {
     std::vector<ShardSeed> more;
@@ -338,12 +351,7 @@ class Padding {
       const auto known = std::find_if(cut_.seeds.begin(), cut_.seeds.end(),
                                       [&](const ShardSeed& seed) { return seed.value == value; });
       if (known != cut_.seeds.end() && known->dim != mark.dim)
-        return fail(known->at,
-                    "shard: '{}' must be cut at dim {} over '{}', which goes on into zeros",
-                    quote_control(graph_.value(value).name), mark.dim, cut_.name)
-            .with_note(fmt::format("as dim {} of '{}' does at line {}", mark.seed->dim,
-                                   quote_control(graph_.value(mark.seed->value).name),
-                                   mark.seed->at.line));
+        return other_dim(value, *known, mark.dim, *mark.seed);
       if (known != cut_.seeds.end())
         known->outer = mark.outer;
       else

@@ -53,13 +53,16 @@ class Unroller {
     return of_[id.index()].size() == 1 ? of_[id.index()][0] : of_[id.index()][part];
   }
 
+  bool is_in_parts(const Node& node) const {
+    return std::ranges::any_of(node.inputs, [&](ValueId id) { return differs(id); }) ||
+           std::ranges::any_of(node.outputs, [&](ValueId id) { return differs(id); });
+  }
+
   void visit(const Node& node) {
     if (node.attrs.integer("over", 0) == kAxisInTime && find_op(node.op)->collective)
       return play(node);
     if (doors_.contains(node.outputs[0])) return skip(node);
-    const bool in_parts =
-        std::ranges::any_of(node.inputs, [&](ValueId id) { return differs(id); }) ||
-        std::ranges::any_of(node.outputs, [&](ValueId id) { return differs(id); });
+    const bool in_parts = is_in_parts(node);
     if (is_step_sum(node) && in_parts) return add_to_step(node);
     if (!in_parts) return add_whole(node);
     ++ops_;
@@ -282,6 +285,15 @@ class Unroller {
     }
   }
 
+  Shape shape_in_blocks(ValueId part, const Blocks& blocks) const {
+    Shape shape = graph_.value(part).type.shape;
+    if (blocks.outer > 1) {
+      shape[blocks.dim] /= blocks.outer;
+      shape.insert(shape.begin() + static_cast<int64_t>(blocks.dim), blocks.outer);
+    }
+    return shape;
+  }
+
   ValueId join(const Node& node, ValueId from, ValueId to) {
     ++joined_;
     const Blocks blocks = blocks_of(node, "");
@@ -289,11 +301,7 @@ class Unroller {
     const auto dim = static_cast<int64_t>(blocks.dim);
     for (size_t p = 0; p < count_; ++p) {
       const ValueId part = of(from, p);
-      Shape shape = graph_.value(part).type.shape;
-      if (blocks.outer > 1) {
-        shape[blocks.dim] /= blocks.outer;
-        shape.insert(shape.begin() + dim, blocks.outer);
-      }
+      const Shape shape = shape_in_blocks(part, blocks);
       parts.push_back(blocks.outer == 1 ? part
                                         : emit(node, "Reshape", {part}, {{"shape", shape}}, {},
                                                static_cast<int>(p)));

@@ -46,6 +46,14 @@ Status add_integers(const StoredTensor& a, const StoredTensor& b, const Held& he
   return ok_status();
 }
 
+Status add_floats(const StoredTensor& a, const StoredTensor& b, Held held, TensorDiff& diff) {
+  held.whole.dtype = DType::kF64;
+  PIPER_ASSIGN(const auto x, read_block<double>(a, held));
+  PIPER_ASSIGN(const auto y, read_block<double>(b, held));
+  add_block(x, y, diff);
+  return ok_status();
+}
+
 // Compares all elements. Equal types differ where bits do, so a zero may differ from a zero.
 Result<TensorDiff> compare_elements(const CheckpointReader& a, const CheckpointReader& b,
                                     const std::string& name) {
@@ -60,12 +68,7 @@ Result<TensorDiff> compare_elements(const CheckpointReader& a, const CheckpointR
     TensorDiff bits;
     if (left == right) PIPER_TRY(add_integers(in_a, in_b, held, bits));
     if (left == right && bits.differing == 0) continue;
-    if (info(left.dtype).is_float) {
-      held.whole.dtype = DType::kF64;
-      PIPER_ASSIGN(const auto x, read_block<double>(in_a, held));
-      PIPER_ASSIGN(const auto y, read_block<double>(in_b, held));
-      add_block(x, y, diff);
-    }
+    if (info(left.dtype).is_float) PIPER_TRY(add_floats(in_a, in_b, held, diff));
     diff.differing = std::max(diff.differing, before + bits.differing);
   }
   if (left != right) diff.text = fmt::format("{} and {}", to_string(left), to_string(right));
@@ -101,6 +104,20 @@ std::vector<SettingChange> changes_between(const Checkpoint& before, const Check
   return changes;
 }
 
+std::string diff_json(const CheckpointDiff& diff) {
+  Json all{{"equal", diff.equal}, {"settings", Json::array()}, {"tensors", Json::array()}};
+  for (const auto& [setting, before, now] : diff.settings)
+    all["settings"].push_back({{"setting", setting}, {"before", before}, {"now", now}});
+  for (const TensorDiff& one : diff.tensors)
+    all["tensors"].push_back({{"name", one.name},
+                              {"what", one.text},
+                              {"differing", one.differing},
+                              {"elements", one.elements},
+                              {"largest", finite(one.largest)},
+                              {"relative", finite(one.relative)}});
+  return all.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
 }  // namespace
 
 Result<CheckpointDiff> diff_checkpoints(const CheckpointReader& a, const CheckpointReader& b) {
@@ -129,19 +146,7 @@ Result<CheckpointDiff> diff_checkpoints(const CheckpointReader& a, const Checkpo
 }
 
 std::string print_checkpoint_diff(const CheckpointDiff& diff, bool json) {
-  if (json) {
-    Json all{{"equal", diff.equal}, {"settings", Json::array()}, {"tensors", Json::array()}};
-    for (const auto& [setting, before, now] : diff.settings)
-      all["settings"].push_back({{"setting", setting}, {"before", before}, {"now", now}});
-    for (const TensorDiff& one : diff.tensors)
-      all["tensors"].push_back({{"name", one.name},
-                                {"what", one.text},
-                                {"differing", one.differing},
-                                {"elements", one.elements},
-                                {"largest", finite(one.largest)},
-                                {"relative", finite(one.relative)}});
-    return all.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-  }
+  if (json) return diff_json(diff);
   std::string text;
   for (const auto& [setting, before, now] : diff.settings)
     text += fmt::format("{}: {} and {}\n", quote_control(setting),

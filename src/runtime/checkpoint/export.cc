@@ -100,16 +100,8 @@ class Selector {
   Selector(const CheckpointReader& reader, const ExportOptions& options)
       : reader_(reader), options_(options) {}
 
-  Result<Selection> select() {
-    for (const CheckpointState& state : reader_.about().states) {
-      if (state.kind == StateKind::kParameter)
-        ++selection_.parameters;
-      else if (state.kind == StateKind::kBuffer)
-        ++selection_.buffers;
-      else
-        continue;
-      PIPER_TRY(add(state));
-    }
+  // Fails if an option changes nothing.
+  Status check_selection() const {
     if (options_.averages && selection_.averages == 0)
       return input_error(
           fmt::format("--ema: {} holds no averages of parameters", reader_.folder()));
@@ -120,10 +112,36 @@ class Selector {
       return input_error(fmt::format("no name begins with '{}': '{}' is one",
                                      quote_control(options_.strip_prefix),
                                      quote_control(selection_.tensors[0].name)));
+    return ok_status();
+  }
+
+  Result<Selection> select() {
+    for (const CheckpointState& state : reader_.about().states) {
+      if (state.kind == StateKind::kParameter)
+        ++selection_.parameters;
+      else if (state.kind == StateKind::kBuffer)
+        ++selection_.buffers;
+      else
+        continue;
+      PIPER_TRY(add(state));
+    }
+    PIPER_TRY(check_selection());
     return std::move(selection_);
   }
 
  private:
+  Status add_aliases(const CheckpointState& state, const std::string& name,
+                     const std::string& source, const TensorType& type) {
+    for (const std::string& alias : state.aliases) {
+      PIPER_ASSIGN(const std::string tied, stripped(alias));
+      if (options_.huggingface)
+        selection_.ties.emplace_back(tied, name);
+      else
+        selection_.tensors.push_back({tied, source, type, &reader_});
+    }
+    return ok_status();
+  }
+
   Status add(const CheckpointState& state) {
     const auto found = reader_.types().find(state.name);
     if (found == reader_.types().end() || found->second != state.type)
@@ -139,14 +157,7 @@ class Selector {
       ++selection_.averages;
     }
     selection_.tensors.push_back({name, source, type, &reader_});
-    for (const std::string& alias : state.aliases) {
-      PIPER_ASSIGN(const std::string tied, stripped(alias));
-      if (options_.huggingface)
-        selection_.ties.emplace_back(tied, name);
-      else
-        selection_.tensors.push_back({tied, source, type, &reader_});
-    }
-    return ok_status();
+    return add_aliases(state, name, source, type);
   }
 
   Result<std::string> stripped(const std::string& name) {
@@ -238,6 +249,20 @@ Status write_folder(const Selection& selection, int64_t most, const std::string&
   return written;
 }
 
+std::string export_text(const CheckpointReader& reader, const ExportOptions& options,
+                        const Selection& selection, const std::string& to) {
+  std::string text =
+      fmt::format("{}: {} and {} of step {}, {}\n", to, counted(selection.parameters, "parameter"),
+                  counted(selection.buffers, "buffer"), reader.about().step,
+                  human_bytes(bytes_of(selection.tensors)));
+  if (options.averages)
+    text += fmt::format("{} of the parameters are averages\n", selection.averages);
+  for (const auto& [tied, name] : selection.ties)
+    text += fmt::format("'{}' is '{}' (tied) and stored once\n", quote_control(tied),
+                        quote_control(name));
+  return text;
+}
+
 }  // namespace
 
 Result<std::string> export_checkpoint(const CheckpointReader& reader, const ExportOptions& options,
@@ -250,16 +275,7 @@ Result<std::string> export_checkpoint(const CheckpointReader& reader, const Expo
   PIPER_ASSIGN(const Selection selection, Selector(reader, options).select());
   PIPER_TRY(options.huggingface ? write_folder(selection, options.shard_bytes, to)
                                 : write_tensors(selection.tensors, {{"format", "pt"}}, to));
-  std::string text =
-      fmt::format("{}: {} and {} of step {}, {}\n", to, counted(selection.parameters, "parameter"),
-                  counted(selection.buffers, "buffer"), reader.about().step,
-                  human_bytes(bytes_of(selection.tensors)));
-  if (options.averages)
-    text += fmt::format("{} of the parameters are averages\n", selection.averages);
-  for (const auto& [tied, name] : selection.ties)
-    text += fmt::format("'{}' is '{}' (tied) and stored once\n", quote_control(tied),
-                        quote_control(name));
-  return text;
+  return export_text(reader, options, selection, to);
 }
 
 Result<int64_t> parse_bytes(const std::string& text) {

@@ -19,6 +19,15 @@ std::optional<int64_t> whole_number(std::string_view text) {
   return value;
 }
 
+Error says_no_keep(const std::string& part, const std::string& name) {
+  const std::vector<std::string> names{"last", "every", "best"};
+  return fail(
+             "'{}' does not say what to keep: expected last=N, every=N or best=N, each once, N "
+             "from 1 on{}",
+             part, did_you_mean(name, names))
+      .with_code(ExitCode::kUsage);
+}
+
 }  // namespace
 
 std::string checkpoint_name(int64_t step) { return fmt::format("{}{:09}", kPrefix, step); }
@@ -54,12 +63,7 @@ Result<Keep> parse_keep(std::string_view text) {
         sign == part.npos ? std::nullopt : whole_number(std::string_view(part).substr(sign + 1));
     const bool is_again = found != std::end(known) && *found->second > 0;
     if (found == std::end(known) || !value || *value < 1 || is_again) {
-      const std::vector<std::string> names{"last", "every", "best"};
-      return fail(
-                 "'{}' does not say what to keep: expected last=N, every=N or best=N, each once, N "
-                 "from 1 on{}",
-                 part, did_you_mean(name, names))
-          .with_code(ExitCode::kUsage);
+      return says_no_keep(part, name);
     }
     *found->second = *value;
   }

@@ -103,6 +103,14 @@ bool take_type(const Json& json, TensorType& type) {
   return true;
 }
 
+bool take_aliases(const Json& list, std::vector<std::string>& aliases) {
+  for (const Json& alias : list) {
+    if (!alias.is_string()) return false;
+    aliases.push_back(alias.get<std::string>());
+  }
+  return true;
+}
+
 bool take_states(const Json& list, std::vector<CheckpointState>& states) {
   if (!list.is_array()) return false;
   for (const Json& each : list) {
@@ -118,10 +126,7 @@ bool take_states(const Json& list, std::vector<CheckpointState>& states) {
         !each.contains("aliases") || !each["aliases"].is_array())
       return false;
     state.kind = static_cast<StateKind>(k);
-    for (const Json& alias : each["aliases"]) {
-      if (!alias.is_string()) return false;
-      state.aliases.push_back(alias.get<std::string>());
-    }
+    if (!take_aliases(each["aliases"], state.aliases)) return false;
   }
   return true;
 }

@@ -108,18 +108,16 @@ std::optional<double> BetweenSteps::mfu(double seconds) const {
 }
 
 Status BetweenSteps::collect(const Executor& executor, StepMetrics& metrics) {
-  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
   double own[kValues];
-  for (int k = 0; k < kValues; ++k) own[k] = executor.report(kNames[k]).value_or(kNone);
+  for (int k = 0; k < kValues; ++k) own[k] = executor.report(kNames[k]).value_or(NAN);
   if (std::binary_search(speakers_.begin(), speakers_.end(), control_->rank()))
     return control_->tell(0, as_bytes(own));
   if (control_->rank() != 0) return ok_status();
   std::optional<double>* targets[] = {&metrics.loss, &metrics.grad_norm, &metrics.learning_rate,
                                       &metrics.skipped, &metrics.loss_scale};
   auto take = [&](int64_t rank, const double* values) {
-    for (int k = 0; k < kValues; ++k) {
+    for (int k = 0; k < kValues; ++k)
       if (facts_.source[k] == rank) *targets[k] = values[k];
-    }
   };
   take(0, own);
   for (const int64_t rank : speakers_) {

@@ -31,6 +31,15 @@ Status start_thread(std::thread& thread, Work work) {
   return ok_status();
 }
 
+Checkpoint about_step(Checkpoint about, int64_t done, int64_t skipped, std::optional<double> loss,
+                      std::optional<double> evaluation_loss) {
+  about.step = done;
+  about.skipped = skipped;
+  about.loss = loss;
+  about.evaluation_loss = evaluation_loss;
+  return about;
+}
+
 }  // namespace
 
 // ---- One rank's file ----------------------------------------------------------------------------
@@ -235,11 +244,7 @@ Status Checkpointing::begin(int64_t done, int64_t skipped, std::optional<double>
   began_ = Clock::now();
   step_ = done;
   if (control_.rank() == 0) {
-    about_ = options_.about;
-    about_.step = done;
-    about_.skipped = skipped;
-    about_.loss = loss;
-    about_.evaluation_loss = evaluation_loss;
+    about_ = about_step(options_.about, done, skipped, loss, evaluation_loss);
     about_.ranks = control_.world();
     options_.count_samples(done + left_out_, about_);
   }

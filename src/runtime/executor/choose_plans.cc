@@ -23,19 +23,21 @@ Result<std::vector<std::string>> list_plans(const RunOptions& options,
   return all;
 }
 
+Error refuse_stages(const std::string& plan, const PlanFolder& folder, const char* what) {
+  return fail("{} has plans for each stage of a batch that grows: {}", plan, what)
+      .with_code(ExitCode::kUsage)
+      .with_note(
+          fmt::format("help: {} and the others are plans by themselves", folder.sets[0].directory));
+}
+
 // Takes the stages of a job whose batch grows: it switches from one to the next. An evaluation is
 // of one stage: that of its checkpoint, or the last, as no step says which.
 Status take_stages(RunOptions& options) {
   PIPER_ASSIGN(const PlanFolder folder, read_plan_folder(options.plan));
   if (folder.kind != PlanFolder::Kind::kStages) return ok_status();
-  const auto refuse = [&](const char* what) {
-    return fail("{} has plans for each stage of a batch that grows: {}", options.plan, what)
-        .with_code(ExitCode::kUsage)
-        .with_note(fmt::format("help: {} and the others are plans by themselves",
-                               folder.sets[0].directory));
-  };
   if (!options.switches.empty() || !options.other_plans.empty())
-    return refuse("--switch and further plans do not go together with it");
+    return refuse_stages(options.plan, folder,
+                         "--switch and further plans do not go together with it");
   using How = StartOptions::How;
   const How how = options.start.how;
   if (options.evaluate_only && (how == How::kFresh || how == How::kInit)) {
@@ -46,9 +48,19 @@ Status take_stages(RunOptions& options) {
     if (stage.first_step < options.job.steps || options.evaluate_only)
       options.switches.push_back({stage.directory, stage.first_step});
   if (!options.switches.empty() && options.job.verify.against != VerifyAgainst::kNone)
-    return refuse("--verify-against compares the steps of one of them");
+    return refuse_stages(options.plan, folder,
+                         "--verify-against compares the steps of one of them");
   options.plan = folder.sets[0].directory;
   return ok_status();
+}
+
+Error no_plans_for(int64_t started, const std::vector<std::string>& worlds,
+                   std::vector<std::string> missing) {
+  Error error =
+      fail("{} processes were started, and the plans are for {} ranks", started, join(worlds, ", "))
+          .with_code(ExitCode::kUsage);
+  error.notes = std::move(missing);
+  return error;
 }
 
 }  // namespace
@@ -71,11 +83,7 @@ Status choose_plans(RunOptions& options, const std::optional<Launch>& launch) {
   }
   options.plan = all[0];
   if (launch->world == 1) return ok_status();
-  Error error = fail("{} processes were started, and the plans are for {} ranks", launch->world,
-                     join(worlds, ", "))
-                    .with_code(ExitCode::kUsage);
-  error.notes = std::move(missing);
-  return error;
+  return no_plans_for(launch->world, worlds, std::move(missing));
 }
 
 }  // namespace piper

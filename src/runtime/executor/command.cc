@@ -199,6 +199,17 @@ Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Tra
                        *transport, job);
 }
 
+// Has a stretch go on with the options of the one before it, but for what it evaluates.
+void go_on_with(JobOptions& job, const JobOptions& last, const JobResult& before, int64_t step) {
+  std::vector<EvaluationSet> evaluation = std::move(job.evaluation);
+  job = last;  // with those who are told of steps
+  job.evaluation = std::move(evaluation);
+  job.first_step = step;
+  job.skipped = before.skipped;
+  job.rollbacks = before.rollbacks;
+  job.pace = before.pace;  // a larger batch takes as much longer
+}
+
 // Lets a stretch begin where the one before it has ended, or where the job has gone back to.
 // `before`: what it has done so far, of which `last` is the stretch that has just run.
 Status begin_stretch(const Stretch& stretch, const Stretch& last, const JobResult& before,
@@ -211,14 +222,8 @@ Status begin_stretch(const Stretch& stretch, const Stretch& last, const JobResul
   start.samples = (began ? began->samples : 0) +
                   (before.taken - (began ? began->step : 0)) * batch_of(last.loaded->set);
   if (loaded.data) PIPER_TRY(loaded.data->begin_at(start.step, start.samples));
-  std::vector<EvaluationSet> evaluation = std::move(options.job.evaluation);
-  options.job = last.options->job;  // with those who are told of steps
   JobOptions& job = options.job;
-  job.evaluation = std::move(evaluation);
-  job.first_step = start.step;
-  job.skipped = before.skipped;
-  job.rollbacks = before.rollbacks;
-  job.pace = before.pace;  // a larger batch takes as much longer
+  go_on_with(job, last.options->job, before, step);
   job.pace.step_s *= static_cast<double>(batch_of(loaded.set)) /
                      static_cast<double>(std::max<int64_t>(batch_of(last.loaded->set), 1));
   loaded.start = std::move(start);
@@ -285,6 +290,15 @@ Result<JobResult> run_steps(RunOptions& options, Loaded& loaded, Transport* tran
   }
 }
 
+// Says that the backend takes no heed of what streams ask for, if it does not.
+std::string describe_streams(const std::string& backend, const PlanSet& set) {
+  const auto kind = find_backend(backend);
+  if (!asks_for_more(set) || !kind || (*kind)->ranks_streams) return "";
+  return fmt::format(
+      "the {} backend knows neither priorities nor SM limits of streams: they have no effect\n",
+      backend);
+}
+
 // Returns what is said before the first step. (Whoever does not read it hinders nothing.)
 std::string introduce(const RunOptions& options, const Loaded& loaded, bool is_process) {
   const PlanSet& set = loaded.set;
@@ -300,12 +314,7 @@ std::string introduce(const RunOptions& options, const Loaded& loaded, bool is_p
                         human_bytes(host));
   if (const auto tool = Nvtx::tool(); !tool)
     text += fmt::format("no tool is told of ranges: {}\n", tool.error().message);
-  const auto kind = find_backend(options.job.backend);
-  if (asks_for_more(set) && kind && !(*kind)->ranks_streams)
-    text += fmt::format(
-        "the {} backend knows neither priorities nor SM limits of streams: they have no effect\n",
-        options.job.backend);
-  return text;
+  return text + describe_streams(options.job.backend, set);
 }
 
 // Looks from now on at all data that the job reads, under all of its plans. `lost`: set

@@ -51,20 +51,23 @@ struct Mean {
   }
 };
 
+Result<Evaluated> evaluate_batch(RankRun& run, const EvaluationSet& set, int64_t batch) {
+  Status started = run.executor.start_evaluation(*set.data, batch);
+  Result<Evaluated> made = started ? run.executor.finish_evaluation(batch)
+                                   : Result<Evaluated>(std::move(started).error());
+  if (made) return made;
+  Error error = std::move(made).error();
+  error.message = fmt::format("evaluating '{}': {}", quote_control(set.name), error.message);
+  return error;
+}
+
 // A batch takes no longer than a step; the first one may have to wait for libraries.
 Status evaluate_set(RankRun& run, const EvaluationSet& set, int64_t done,
                     const std::function<Result<bool>()>& goes_on, std::optional<Mean>& mean) {
   mean.emplace();
   for (int64_t batch = 0; batch < set.batches; ++batch) {
-    Status started = run.executor.start_evaluation(*set.data, batch);
-    Result<Evaluated> made = started ? run.executor.finish_evaluation(batch)
-                                     : Result<Evaluated>(std::move(started).error());
-    if (!made) {
-      Error error = std::move(made).error();
-      error.message = fmt::format("evaluating '{}': {}", quote_control(set.name), error.message);
-      return error;
-    }
-    mean->add(*made);
+    PIPER_ASSIGN(const Evaluated made, evaluate_batch(run, set, batch));
+    mean->add(made);
     PIPER_TRY(inject_fault("evaluate", run.control.rank(), done));
     PIPER_ASSIGN(const bool next, goes_on());
     if (next) continue;
@@ -72,6 +75,13 @@ Status evaluate_set(RankRun& run, const EvaluationSet& set, int64_t done,
     return ok_status();
   }
   return ok_status();
+}
+
+void warn_of_no_label(const EvaluationSet& set, int64_t done) {
+  tell_user(fmt::format(
+      "warning: evaluation of '{}' after step {}: no label of its {} batches counts, so there "
+      "is no loss",
+      quote_control(set.name), done, set.batches));
 }
 
 }  // namespace
@@ -154,11 +164,7 @@ Status evaluate_sets(RankRun& run, int64_t done, const std::function<Result<bool
     PIPER_TRY(evaluate_set(run, set, done, goes_on, mean));
     if (!mean) return ok_status();
     if (run.control.rank() != 0) continue;
-    if (mean->weight == 0)
-      tell_user(fmt::format(
-          "warning: evaluation of '{}' after step {}: no label of its {} batches counts, so there "
-          "is no loss",
-          quote_control(set.name), done, set.batches));
+    if (mean->weight == 0) warn_of_no_label(set, done);
     const std::chrono::duration<double, std::milli> took = Clock::now() - since;
     const EvaluationMetrics metrics{done, set.name, mean->sum / mean->weight, set.batches,
                                     took.count()};

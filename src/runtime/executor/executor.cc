@@ -89,6 +89,12 @@ std::vector<SpoiledValues> written(State& state, const Instruction& one, bool ke
   return values;
 }
 
+bool is_in_phase(TaskPass pass, const std::string& phase) {
+  return phase == "forward"    ? pass == TaskPass::kF
+         : phase == "backward" ? is_backward(pass)
+                               : pass == TaskPass::kU;
+}
+
 }  // namespace
 
 Status find_fault(State& state, int64_t step) {
@@ -102,10 +108,7 @@ Status find_fault(State& state, int64_t step) {
   bool keeps = false;
   for (size_t i = 0; i < body.size(); ++i) {
     const TaskPass pass = body[i].pass;
-    const bool fits = found->phase == "forward"    ? pass == TaskPass::kF
-                      : found->phase == "backward" ? is_backward(pass)
-                                                   : pass == TaskPass::kU;
-    if (!fits || body[i].kind != InstructionKind::kCompute) continue;
+    if (!is_in_phase(pass, found->phase) || body[i].kind != InstructionKind::kCompute) continue;
     // Behind the last update of a state nothing may be computed but what is told of the step.
     const bool is_kept = pass == TaskPass::kU && !written(state, body[i], /*kept=*/true).empty();
     if (keeps && !is_kept) continue;
@@ -392,21 +395,24 @@ std::optional<double> Executor::report(std::string_view name) const {
 
 namespace {
 
+std::string name_of_state(const Executor::State& state, const Buffer& buffer,
+                          const Tensor& tensor) {
+  const std::vector<int32_t>& roles = state.source.set->role_of_rank;
+  return fmt::format("{} (state {} of role {})", tensor.name, &buffer - state.role->buffers.data(),
+                     roles[static_cast<size_t>(state.source.rank)]);
+}
+
 // Returns what is kept from step to step; `apart`: parts that are trained by themselves as tensors
 // of their own, under their own names.
 std::vector<ParameterView> views_of(Executor::State& state, bool apart) {
   std::vector<ParameterView> views;
-  const PlanSet& set = *state.source.set;
   for (const Buffer& buffer : state.role->buffers) {
     const Tensor& kept = state.role->tensor(buffer);
     if (kept.kind != BufferKind::kState) continue;
     const Tensor tensor = apart ? by_itself(kept) : kept;
     const bool trained = !tensor.param.empty();
-    std::string name = trained
-                           ? name_of_whole(tensor, tensor.param)
-                           : fmt::format("{} (state {} of role {})", tensor.name,
-                                         &buffer - state.role->buffers.data(),
-                                         set.role_of_rank[static_cast<size_t>(state.source.rank)]);
+    std::string name =
+        trained ? name_of_whole(tensor, tensor.param) : name_of_state(state, buffer, tensor);
     std::vector<std::string> aliases;
     for (const std::string& alias : tensor.aliases) aliases.push_back(name_of_whole(tensor, alias));
     views.push_back({std::move(name), std::move(aliases),

@@ -107,16 +107,18 @@ void add_peers(State& state, std::span<const int64_t> ranks) {
       state.peers.push_back(rank);
 }
 
+Result<int32_t> open_group(State& state, const Communicator& one, int32_t number) {
+  const std::vector<int64_t> ranks = group_ranks(*state.role, {"", one.axes}, state.coordinates);
+  add_peers(state, ranks);
+  return state.fabric.add_group(ranks, number, stream_of(state, one.streams[0]));
+}
+
 // Returns its own end of a communicator; -1 where the rank is no member. What is sent leaves on a
 // stream of its own.
 Result<int32_t> open_communicator(State& state, int32_t number) {
   const RoleProgram& role = *state.role;
   const Communicator& one = role.communicators[static_cast<size_t>(number)];
-  if (!one.is_pair()) {
-    const std::vector<int64_t> ranks = group_ranks(role, {"", one.axes}, state.coordinates);
-    add_peers(state, ranks);
-    return state.fabric.add_group(ranks, number, stream_of(state, one.streams[0]));
-  }
+  if (!one.is_pair()) return open_group(state, one, number);
   const auto is_own = [&](const std::vector<int32_t>& place) {
     return std::equal(place.begin(), place.end(), state.coordinates.begin(),
                       [](int32_t wanted, int64_t own) { return wanted < 0 || wanted == own; });

@@ -57,26 +57,32 @@ Status check_word(const std::string& word, const std::vector<std::string>& known
       .with_code(ExitCode::kUsage);
 }
 
+Result<Fault> parse_fault(const std::string& one) {
+  const size_t at = one.find('@');
+  const std::vector<std::string> places =
+      at == one.npos ? std::vector<std::string>() : split_text(one.substr(at + 1), ':');
+  if (places.size() != 3)
+    return fail("PIPER_FAULT: '{}' is not KIND@RANK:STEP:PHASE, such as kill@2:5:write", one)
+        .with_code(ExitCode::kUsage);
+  Fault fault;
+  fault.text = one, fault.kind = one.substr(0, at), fault.phase = places[2];
+  PIPER_TRY(check_word(fault.kind, kKinds));
+  PIPER_TRY(check_word(fault.phase, kPhases));
+  if ((fault.kind == "nan" || fault.kind == "flip") && !is_in(kInside, fault.phase))
+    return fail("PIPER_FAULT: {} spoils what {} have made, not '{}'", fault.kind,
+                join(kInside, ", "), fault.phase)
+        .with_code(ExitCode::kUsage);
+  PIPER_ASSIGN(fault.rank, parse_place(places[0]));
+  PIPER_ASSIGN(fault.step, parse_place(places[1]));
+  return fault;
+}
+
 Result<std::vector<Fault>> parse_faults(const char* text) {
   std::vector<Fault> faults;
   if (text == nullptr || *text == '\0') return faults;
   for (const std::string& one : split_text(text, ',')) {
-    const size_t at = one.find('@');
-    const std::vector<std::string> places =
-        at == one.npos ? std::vector<std::string>() : split_text(one.substr(at + 1), ':');
-    if (places.size() != 3)
-      return fail("PIPER_FAULT: '{}' is not KIND@RANK:STEP:PHASE, such as kill@2:5:write", one)
-          .with_code(ExitCode::kUsage);
-    Fault& fault = faults.emplace_back();
-    fault.text = one, fault.kind = one.substr(0, at), fault.phase = places[2];
-    PIPER_TRY(check_word(fault.kind, kKinds));
-    PIPER_TRY(check_word(fault.phase, kPhases));
-    if ((fault.kind == "nan" || fault.kind == "flip") && !is_in(kInside, fault.phase))
-      return fail("PIPER_FAULT: {} spoils what {} have made, not '{}'", fault.kind,
-                  join(kInside, ", "), fault.phase)
-          .with_code(ExitCode::kUsage);
-    PIPER_ASSIGN(fault.rank, parse_place(places[0]));
-    PIPER_ASSIGN(fault.step, parse_place(places[1]));
+    PIPER_ASSIGN(Fault fault, parse_fault(one));
+    faults.push_back(std::move(fault));
   }
   return faults;
 }

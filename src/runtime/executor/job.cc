@@ -111,8 +111,8 @@ class Job {
         fabrics_(static_cast<size_t>(set.world())),
         executors_(static_cast<size_t>(set.world())) {}
 
-  Result<JobResult> run() {
-    begin_backend(options_, set_);
+  // Runs each rank on a thread of its own, and returns when all have ended.
+  void run_ranks() {
     std::vector<std::thread> threads;
     try {
       for (int64_t rank = 0; rank < set_.world(); ++rank) {
@@ -125,6 +125,11 @@ class Job {
     }
     wait_for_all(threads.size());
     for (std::thread& thread : threads) thread.join();
+  }
+
+  Result<JobResult> run() {
+    begin_backend(options_, set_);
+    run_ranks();
     if (first_error_) return *std::move(first_error_);
     std::vector<const Executor*> executors;
     for (const auto& executor : executors_) executors.push_back(executor.get());
@@ -329,6 +334,11 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
   return result;
 }
 
+void tell_error(const JobOptions& options, Control& control, const Error& error) {
+  if (options.on_error) options.on_error(error);
+  control.abort(error);
+}
+
 }  // namespace
 
 Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
@@ -351,10 +361,7 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
   // The others are told while the memory that messages go to is there: late ones may still come,
   // and an asynchronous fabric may wait at its end for what other ranks have queued. The user is
   // told before them, since their end may end this process, too.
-  if (!result) {
-    if (options.on_error) options.on_error(result.error());
-    control.abort(result.error());
-  }
+  if (!result) tell_error(options, control, result.error());
   return result;
 }
 

@@ -39,6 +39,17 @@ StepMetrics reported_by(const Executor& executor) {
   return metrics;
 }
 
+bool skips_steps(const RoleProgram& role) {
+  return std::ranges::any_of(role.reports, [](const Report& one) { return one.name == "skipped"; });
+}
+
+Error not_gone_back(Error error, int64_t step) {
+  error.message =
+      fmt::format("going back from step {}, which is not finite: {}", step + 1, error.message);
+  if (error.code == ExitCode::kUsage) error.code = ExitCode::kNumeric;
+  return error;
+}
+
 }  // namespace
 
 Words NonFinite::words(const StepMetrics& metrics) const {
@@ -118,11 +129,7 @@ Status check_on_nan(const RunOptions& options, const PlanSet& set) {
   const auto usage = [](std::string text) {
     return Error{ExitCode::kUsage, {}, "--on-nan " + std::move(text), {}};
   };
-  const auto skips = [](const RoleProgram& role) {
-    return std::ranges::any_of(role.reports,
-                               [](const Report& one) { return one.name == "skipped"; });
-  };
-  if (job.on_nan == OnNan::kSkip && std::ranges::none_of(set.roles, skips))
+  if (job.on_nan == OnNan::kSkip && std::ranges::none_of(set.roles, skips_steps))
     return usage("skip: the updates of these plans do not wait for the norm of the gradients")
         .with_note("help: 'train: {skip_nonfinite: true}' or clip_norm in the strategy");
   if (job.on_nan != OnNan::kRollBack) return ok_status();
@@ -143,13 +150,8 @@ Result<GoneBack> roll_back(const JobOptions& options, Control& control, Executor
   PIPER_CHECK(options.find_back);
   PIPER_TRY(executor.settle());
   Result<GoneBack> back = options.find_back(control, tried);
-  if (!back) {  // where a peer is gone or a disk fails, another start may find what is there
-    Error error = std::move(back).error();
-    error.message =
-        fmt::format("going back from step {}, which is not finite: {}", step + 1, error.message);
-    if (error.code == ExitCode::kUsage) error.code = ExitCode::kNumeric;
-    return error;
-  }
+  // Where a peer is gone or a disk fails, another start may find what is there.
+  if (!back) return not_gone_back(std::move(back).error(), step);
   PIPER_TRY(inject_fault("back", control.rank(), back->step));
   if (!back->is_of_other_plans) {
     left_out += step + 1 - back->step;

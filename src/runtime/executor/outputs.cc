@@ -253,6 +253,15 @@ std::string with_rank(const std::string& path, int64_t rank) {
   return file.replace_extension(fmt::format(".rank{}{}", rank, extension)).string();
 }
 
+void write_summary(const RunOptions& options, const JobResult& result, SavedParameters& saved,
+                   Voice& voice) {
+  std::string text = summary(options, result);
+  voice.note(saved.show(text));
+  std::fputs(text.c_str(), stdout);
+  if (!text.empty()) JobLog::add(text);
+  voice.note(flush_output());
+}
+
 }  // namespace
 
 void SavedParameters::take(std::span<const NamedTensor> parameters) {
@@ -280,13 +289,7 @@ Status SavedParameters::show(std::string& text) {
 
 void write_results(const RunOptions& options, const JobResult& result, SavedParameters& saved,
                    int64_t rank, Voice& voice) {
-  if (rank <= 0) {
-    std::string text = summary(options, result);
-    voice.note(saved.show(text));
-    std::fputs(text.c_str(), stdout);
-    if (!text.empty()) JobLog::add(text);
-    voice.note(flush_output());
-  }
+  if (rank <= 0) write_summary(options, result, saved, voice);
   if (!options.trace.empty()) {
     const std::string path = rank < 0 ? options.trace : with_rank(options.trace, rank);
     voice.note(write_file(path, print_trace(result.traces)));

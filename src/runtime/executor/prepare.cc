@@ -18,6 +18,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
+Error no_rendezvous(const Loaded& loaded) {
+  return usage(fmt::format("the launcher says that this is rank {} of {}, but not where rank 0 "
+                           "listens",
+                           loaded.rank, loaded.world))
+      .with_note("help: set MASTER_ADDR and MASTER_PORT, or give --rendezvous HOST:PORT");
+}
+
 Status check_launch(const Loaded& loaded, const std::string& plan,
                     const std::optional<Launch>& launch) {
   const int64_t world = loaded.world;
@@ -29,12 +36,7 @@ Status check_launch(const Loaded& loaded, const std::string& plan,
                              launch->world == 1 ? " was" : "es were"))
         .with_note(advice);
   }
-  if (loaded.way == Way::kTcp && loaded.rendezvous.empty()) {
-    return usage(fmt::format("the launcher says that this is rank {} of {}, but not where rank 0 "
-                             "listens",
-                             loaded.rank, world))
-        .with_note("help: set MASTER_ADDR and MASTER_PORT, or give --rendezvous HOST:PORT");
-  }
+  if (loaded.way == Way::kTcp && loaded.rendezvous.empty()) return no_rendezvous(loaded);
   if (loaded.is_process() && !launch && loaded.rendezvous.empty()) {
     return usage(fmt::format("{} is one of {} ranks, and no launcher started this process", plan,
                              world))
@@ -72,6 +74,16 @@ void take_launch(const std::optional<Launch>& launch, const std::string& rendezv
   loaded.way = way_of(launch, rendezvous);
 }
 
+Status load_rank_plan(const std::string& path, Loaded& loaded) {
+  PIPER_ASSIGN(RankPlan plan, read_rank_plan(path));
+  // Where all roles are at hand, the inputs of all are known, too: a source for another role's
+  // input is no mistake.
+  auto whole = read_plan_set(plan.set.directory);
+  loaded.set = whole ? *std::move(whole) : std::move(plan.set);
+  loaded.rank = plan.header.rank;
+  return ok_status();
+}
+
 Status load_plans(const RunOptions& options, const std::optional<Launch>& launch, Loaded& loaded) {
   bool several = loaded.is_process();
   std::error_code ignored;
@@ -81,12 +93,7 @@ Status load_plans(const RunOptions& options, const std::optional<Launch>& launch
       return usage("--rendezvous does not say which rank this process is")
           .with_note("help: give one rankN.plan, or set RANK and WORLD_SIZE");
   } else {
-    PIPER_ASSIGN(RankPlan plan, read_rank_plan(options.plan));
-    // Where all roles are at hand, the inputs of all are known, too: a source for another role's
-    // input is no mistake.
-    auto whole = read_plan_set(plan.set.directory);
-    loaded.set = whole ? *std::move(whole) : std::move(plan.set);
-    loaded.rank = plan.header.rank;
+    PIPER_TRY(load_rank_plan(options.plan, loaded));
     several = (launch && launch->mpi) || loaded.set.world() > 1;
   }
   loaded.world = loaded.set.world();
@@ -111,6 +118,14 @@ Result<std::unique_ptr<BatchSource>> open_inputs(const PlanSet& set, const DataO
   return open_data(options, needs, batch_of(set));
 }
 
+Error plays_one_replica(const fs::path& directory, double instructions) {
+  return usage(fmt::format("{} plays only the first replica, so the job cannot be compared with it",
+                           directory.string()))
+      .with_note(
+          fmt::format("for all replicas it would have about {:.0f} instructions", instructions))
+      .with_note("help: compile with 'piperc --oracles', or compare with '--verify-against uncut'");
+}
+
 Status load_reference(const RunOptions& options, Loaded& loaded) {
   if (options.job.verify.against == VerifyAgainst::kNone) return ok_status();
   bool single = options.job.verify.against == VerifyAgainst::kSingle;
@@ -122,13 +137,7 @@ Status load_reference(const RunOptions& options, Loaded& loaded) {
         .with_note("help: compile without --no-oracles");
   const auto& predicted = loaded.set.manifest.predictions;
   if (const auto all = predicted.find("single_instructions"); single && all != predicted.end())
-    return usage(
-               fmt::format("{} plays only the first replica, so the job cannot be compared with it",
-                           directory.string()))
-        .with_note(
-            fmt::format("for all replicas it would have about {:.0f} instructions", all->second))
-        .with_note(
-            "help: compile with 'piperc --oracles', or compare with '--verify-against uncut'");
+    return plays_one_replica(directory, all->second);
   PIPER_ASSIGN(loaded.reference, read_plan_set(directory.string()));
   PIPER_TRY(load_params(*loaded.reference));
   PIPER_ASSIGN(loaded.reference_data, open_inputs(*loaded.reference, options.data));
@@ -206,9 +215,7 @@ Status open_sources(RunOptions& options, Loaded& loaded) {
   return ok_status();
 }
 
-// Checks one switch; `before_step` is the step of the switch before it, or 0.
-Status check_switch(const RunOptions& options, int64_t before_step, const PlanSet& set,
-                    const PlanSet& later) {
+Status check_switch_step(const RunOptions& options, int64_t before_step) {
   const JobOptions& job = options.job;
   const RunOptions::Switch& next = options.switches[0];
   if (next.step < 1 || (next.step >= job.steps && !options.evaluate_only))
@@ -220,6 +227,14 @@ Status check_switch(const RunOptions& options, int64_t before_step, const PlanSe
         fmt::format("--switch {}@{}: the switch before it is after step {}, which is not "
                     "earlier",
                     next.plans, next.step, before_step));
+  return ok_status();
+}
+
+// Checks one switch; `before_step` is the step of the switch before it, or 0.
+Status check_switch(const RunOptions& options, int64_t before_step, const PlanSet& set,
+                    const PlanSet& later) {
+  const JobOptions& job = options.job;
+  PIPER_TRY(check_switch_step(options, before_step));
   if (job.verify.against != VerifyAgainst::kNone)
     return usage(
                "--switch and --verify-against do not go together: what is compared with would "
@@ -229,6 +244,15 @@ Status check_switch(const RunOptions& options, int64_t before_step, const PlanSe
   if (before == now) return ok_status();
   return usage(fmt::format("--switch: {} is for the target {}, and {} for {}", set.directory,
                            before, later.directory, now));
+}
+
+void begin_later(const RunOptions& options, const Loaded& loaded, Later& later) {
+  later.options = options;
+  later.options.plan = options.switches[0].plans;
+  later.options.switches.erase(later.options.switches.begin());
+  later.loaded.rank = loaded.rank;
+  later.loaded.world = loaded.world;
+  later.loaded.way = loaded.way;
 }
 
 // Loads the plans that the job switches to, one after the other, and what they read.
@@ -243,12 +267,7 @@ Status load_later(const RunOptions& options, Loaded& loaded, int64_t before_step
         .with_note("help: give the directory; the launcher says which rank this is");
   loaded.later = std::make_shared<Later>();
   Later& later = *loaded.later;
-  later.options = options;
-  later.options.plan = next.plans;
-  later.options.switches.erase(later.options.switches.begin());
-  later.loaded.rank = loaded.rank;
-  later.loaded.world = loaded.world;
-  later.loaded.way = loaded.way;
+  begin_later(options, loaded, later);
   PIPER_ASSIGN(later.loaded.set, read_plan_set(next.plans));
   PIPER_TRY(check_switch(options, before_step, loaded.set, later.loaded.set));
   PIPER_TRY(load_params(later.loaded.set));

@@ -4,27 +4,14 @@
 namespace piper {
 namespace {
 
-// Returns the colour of a pass on a time line.
+constexpr std::pair<TaskPass, uint32_t> kColours[] = {
+    {TaskPass::kF, 0x2e7d32},  {TaskPass::kB, 0x1565c0}, {TaskPass::kBI, 0x00838f},
+    {TaskPass::kBW, 0xf9a825}, {TaskPass::kR, 0xad1457}, {TaskPass::kU, 0x6a1b9a}};
+
+// Returns the colour of a pass on a time line; what is of no pass is grey.
 uint32_t colour_of(TaskPass pass) {
-  switch (pass) {
-    case TaskPass::kF:
-      return 0x2e7d32;
-    case TaskPass::kB:
-      return 0x1565c0;
-    case TaskPass::kBI:
-      return 0x00838f;
-    case TaskPass::kBW:
-      return 0xf9a825;
-    case TaskPass::kR:
-      return 0xad1457;
-    case TaskPass::kU:
-      return 0x6a1b9a;
-    case TaskPass::kPrepare:
-    case TaskPass::kMove:
-    case TaskPass::kNone:
-      break;
-  }
-  return 0x757575;
+  const auto found = std::ranges::find(kColours, pass, &std::pair<TaskPass, uint32_t>::first);
+  return found == std::end(kColours) ? 0x757575 : found->second;
 }
 
 }  // namespace

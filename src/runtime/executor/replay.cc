@@ -90,6 +90,17 @@ bool writes(const RoleProgram& role, const Instruction& one, size_t arg) {
   }
 }
 
+// Takes the least number that a rank has.
+Status take_least(Control& control, uint64_t& least) {
+  PIPER_TRY(control.merge(std::as_writable_bytes(std::span(&least, 1)),
+                          "comparison of its two runs", [&](std::span<const std::byte> theirs) {
+                            uint64_t other = 0;
+                            std::memcpy(&other, theirs.data(), sizeof other);
+                            least = std::min(least, other);
+                          }));
+  return ok_status();
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Replay>> Replay::open(Executor::State& state, int64_t every) {
@@ -154,13 +165,7 @@ Status Replay::compare(int64_t step) {
     first = (is_own ? 0 : uint64_t{1} << 62) + static_cast<uint64_t>(state_.source.rank);
   }
   const uint64_t own = first;
-  PIPER_TRY(state_.control.merge(std::as_writable_bytes(std::span(&first, 1)),
-                                 "comparison of its two runs",
-                                 [&](std::span<const std::byte> theirs) {
-                                   uint64_t other = 0;
-                                   std::memcpy(&other, theirs.data(), sizeof other);
-                                   first = std::min(first, other);
-                                 }));
+  PIPER_TRY(take_least(state_.control, first));
   if (first == UINT64_MAX) return ok_status();
   if (first != own) return state_.control.barrier();  // the one that has it says so
   return fail("step {}, rank {}, {}: it gave other bits when it ran again with the same inputs",

@@ -189,6 +189,13 @@ void tell_loading(const Start& start, const RunOptions& options, const Loading& 
   list(loading.ignored, "of the checkpoint are ignored");
 }
 
+std::string list_changes(std::vector<std::string> said) {
+  if (said.empty()) said.emplace_back("the same files, in another form or order");
+  const size_t more = said.size() - std::min(said.size(), kShown);
+  return fmt::format(" ({}{})", join(std::span(said).first(said.size() - more), ", "),
+                     more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
 // Says which files have another content than before: " (FILE has another content)". A file that was
 // only moved has not.
 std::string changed_files(const std::vector<std::pair<std::string, std::string>>& before,
@@ -207,10 +214,7 @@ std::string changed_files(const std::vector<std::pair<std::string, std::string>>
   }
   for (const auto& [path, content] : old)
     if (!here.contains(content)) said.push_back(path + " is not there any more");
-  if (said.empty()) said.emplace_back("the same files, in another form or order");
-  const size_t more = said.size() - std::min(said.size(), kShown);
-  return fmt::format(" ({}{})", join(std::span(said).first(said.size() - more), ", "),
-                     more > 0 ? fmt::format(" and {} more", more) : "");
+  return list_changes(std::move(said));
 }
 
 std::vector<SettingChange> all_changes(const RunOptions& options, const PlanSet& set,
@@ -356,6 +360,14 @@ void tell_epoch(const SourceEpoch& now, int64_t before, int64_t given) {
   tell_user(text);
 }
 
+void tell_moved(const std::string& name, int64_t before, int64_t count) {
+  tell_user(
+      count < before
+          ? fmt::format("source '{}' goes back by {} samples, which come once more",
+                        quote_control(name), before - count)
+          : fmt::format("source '{}' leaves out {} samples", quote_control(name), count - before));
+}
+
 }  // namespace
 
 void tell_moved_sources(const Checkpoint& about, const BatchSource& data) {
@@ -366,14 +378,8 @@ void tell_moved_sources(const Checkpoint& about, const BatchSource& data) {
   for (size_t s = 0; s < now.size(); ++s) {
     const auto& [name, count] = now[s];
     const int64_t before = count_of(about.sources, name, is_same).value_or(count);
-    if (count != before) {
-      tell_user(count < before
-                    ? fmt::format("source '{}' goes back by {} samples, which come once more",
-                                  quote_control(name), before - count)
-                    : fmt::format("source '{}' leaves out {} samples", quote_control(name),
-                                  count - before));
-      moved = true;
-    }
+    moved = moved || count != before;
+    if (count != before) tell_moved(name, before, count);
     if (s < epochs.size())
       tell_epoch(epochs[s], count_of(about.epochs, name, is_same).value_or(0), count);
   }
@@ -402,6 +408,16 @@ Status check_folder(const CheckpointOptions& options, int64_t first_step) {
 
 constexpr const char* kStarts = "/.starts";
 
+Error too_many_starts(const CheckpointOptions& options, int64_t starts, int64_t first_step,
+                      const std::string& file) {
+  return fail(
+             "this job was started {} times after step {} without a new checkpoint in '{}', "
+             "and '--max-restarts-without-step {}' allows no more",
+             starts - 1, first_step, options.folder, options.most_restarts)
+      .with_code(ExitCode::kNumeric)
+      .with_note(fmt::format("help: look for what ended it each time; then remove {}", file));
+}
+
 // Counts the starts since the newest checkpoint: a job that fails always in the same way would be
 // started again for ever.
 Status count_start(const JobOptions& job) {
@@ -413,13 +429,7 @@ Status count_start(const JobOptions& job) {
   if (const auto text = options.storage->read(file))
     std::sscanf(std::string(as_text(text->span())).c_str(), "%" SCNd64 " %" SCNd64, &step, &starts);
   starts = step == first_step ? starts + 1 : 1;
-  if (starts > options.most_restarts + 1)
-    return fail(
-               "this job was started {} times after step {} without a new checkpoint in '{}', "
-               "and '--max-restarts-without-step {}' allows no more",
-               starts - 1, first_step, options.folder, options.most_restarts)
-        .with_code(ExitCode::kNumeric)
-        .with_note(fmt::format("help: look for what ended it each time; then remove {}", file));
+  if (starts > options.most_restarts + 1) return too_many_starts(options, starts, first_step, file);
   const std::string line = fmt::format("{} {}\n", first_step, starts);
   const std::string_view parts[] = {line};
   Status written = options.storage->write(file, parts);

@@ -159,20 +159,21 @@ std::string heading_of(std::string_view name) {
   return fmt::format("# HELP piper_{0} {1}\n# TYPE piper_{0} gauge\n", name, help_of(name));
 }
 
+std::string prometheus_number(double value) {
+  return std::isfinite(value) ? fmt::format("{}", value)
+         : std::isnan(value)  ? "NaN"
+         : value < 0          ? "-Inf"
+                              : "+Inf";
+}
+
 }  // namespace
 
 // Writes a text file of Prometheus, for its node exporter to collect.
 Status RunFolder::write_values() {
   written_ = std::chrono::steady_clock::now();
   std::string text;
-  const auto number = [](double value) {
-    return std::isfinite(value) ? fmt::format("{}", value)
-           : std::isnan(value)  ? "NaN"
-           : value < 0          ? "-Inf"
-                                : "+Inf";
-  };
   const auto add = [&](const std::string& name, double value) {
-    text += heading_of(name) + fmt::format("piper_{} {}\n", name, number(value));
+    text += heading_of(name) + fmt::format("piper_{} {}\n", name, prometheus_number(value));
   };
   add("step", static_cast<double>(last_.step + 1));
   add("steps", static_cast<double>(steps_));
@@ -182,10 +183,10 @@ Status RunFolder::write_values() {
   if (!evaluated_.empty()) text += heading_of("evaluation_loss");
   for (const auto& [set, metrics] : evaluated_)
     text += fmt::format("piper_evaluation_loss{{set=\"{}\"}} {}\n", label_value(set),
-                        number(metrics.loss));
+                        prometheus_number(metrics.loss));
   if (!spent_seconds_.empty()) text += heading_of("spent_seconds");
   for (const auto& [kind, seconds] : spent_seconds_)
-    text += fmt::format("piper_spent_seconds{{on=\"{}\"}} {}\n", kind, number(seconds));
+    text += fmt::format("piper_spent_seconds{{on=\"{}\"}} {}\n", kind, prometheus_number(seconds));
   return replace_file(folder_ + "/metrics.prom", text);
 }
 

@@ -46,14 +46,36 @@ Result<std::unique_ptr<Switching>> Switching::plan(const PlanSet& from, const Pl
       new Switching(from, to, timeout_s, averages, std::move(transfer)));
 }
 
+namespace {
+
+// Returns the states that a rank gives to others or keeps, by name.
+std::map<std::string, int32_t> given_by(const StateTransfer& transfer, int64_t rank) {
+  std::map<std::string, int32_t> given;
+  for (const StateTransfer::Move& move : transfer.moves)
+    if (move.from == rank)
+      given[transfer.states[static_cast<size_t>(move.state)].name] = move.state;
+  return given;
+}
+
+}  // namespace
+
+namespace {
+
+// Returns what is there of a state, ascending in the whole.
+std::vector<Held::Run> sorted_runs(const Held& held) {
+  std::vector<Held::Run> runs;
+  held.for_each_run([&](const Held::Run& run) { runs.push_back(run); });
+  std::ranges::sort(runs, {}, &Held::Run::whole);
+  return runs;
+}
+
+}  // namespace
+
 // Copies all that the rank gives to others or keeps.
 Result<Switching::HeldStates> Switching::copy_held(Executor& executor, int64_t rank) const {
   const RoleProgram& role = executor.role();
   const std::vector<int64_t> coordinates = coordinates_of(role.mesh, rank);
-  std::map<std::string, int32_t> given;
-  for (const StateTransfer::Move& move : transfer_.moves)
-    if (move.from == rank)
-      given[transfer_.states[static_cast<size_t>(move.state)].name] = move.state;
+  const std::map<std::string, int32_t> given = given_by(transfer_, rank);
   HeldStates held;
   std::vector<std::pair<int32_t, std::byte*>> copies;
   for (size_t b = 0; b < role.buffers.size(); ++b) {
@@ -63,10 +85,7 @@ Result<Switching::HeldStates> Switching::copy_held(Executor& executor, int64_t r
     if (number == given.end()) continue;
     HeldState& state = held[number->second];
     state.size = info(tensor.type.dtype).bytes;
-    held_of(role, tensor, coordinates).for_each_run([&](const Held::Run& run) {
-      state.runs.push_back(run);
-    });
-    std::ranges::sort(state.runs, {}, &Held::Run::whole);
+    state.runs = sorted_runs(held_of(role, tensor, coordinates));
     state.bytes = HostBytes::of(tensor.type.bytes());
     copies.emplace_back(static_cast<int32_t>(b), state.bytes.data.get());
   }

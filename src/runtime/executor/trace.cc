@@ -6,27 +6,16 @@
 namespace piper {
 namespace {
 
+constexpr std::pair<TaskPass, const char*> kColourNames[] = {
+    {TaskPass::kF, "thread_state_running"},  {TaskPass::kB, "thread_state_iowait"},
+    {TaskPass::kBI, "rail_animation"},       {TaskPass::kBW, "yellow"},
+    {TaskPass::kR, "thread_state_runnable"}, {TaskPass::kU, "rail_response"}};
+
 // Returns names of chrome://tracing's palette; other viewers choose their own.
 const char* colour_name(TaskPass pass) {
-  switch (pass) {
-    case TaskPass::kF:
-      return "thread_state_running";
-    case TaskPass::kB:
-      return "thread_state_iowait";
-    case TaskPass::kBI:
-      return "rail_animation";
-    case TaskPass::kBW:
-      return "yellow";
-    case TaskPass::kR:
-      return "thread_state_runnable";
-    case TaskPass::kU:
-      return "rail_response";
-    case TaskPass::kPrepare:
-    case TaskPass::kMove:
-    case TaskPass::kNone:
-      break;
-  }
-  return "grey";
+  const auto found =
+      std::ranges::find(kColourNames, pass, &std::pair<TaskPass, const char*>::first);
+  return found == std::end(kColourNames) ? "grey" : found->second;
 }
 
 nlohmann::ordered_json name_row(const char* what, int64_t rank, int64_t row,
@@ -54,9 +43,8 @@ nlohmann::ordered_json event_of(const RankTrace& trace, const TraceEvent& event,
           {"args", args}};
 }
 
-}  // namespace
-
-std::string print_trace(std::span<const RankTrace> traces) {
+// Returns when the first event of all ranks begins.
+double begin_of(std::span<const RankTrace> traces) {
   double origin = 0;
   bool any = false;
   for (const RankTrace& trace : traces) {
@@ -65,6 +53,17 @@ std::string print_trace(std::span<const RankTrace> traces) {
       any = true;
     }
   }
+  return origin;
+}
+
+nlohmann::ordered_json number_or_null(const std::optional<double>& value) {
+  return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
+}
+
+}  // namespace
+
+std::string print_trace(std::span<const RankTrace> traces) {
+  const double origin = begin_of(traces);
   nlohmann::ordered_json events = nlohmann::ordered_json::array();
   for (const RankTrace& trace : traces) {
     events.push_back(name_row("process_name", trace.rank, 0, fmt::format("rank {}", trace.rank)));
@@ -80,13 +79,10 @@ std::string print_trace(std::span<const RankTrace> traces) {
 
 std::string print_metrics(const StepMetrics& metrics) {
   nlohmann::ordered_json line;
-  auto number = [](const std::optional<double>& value) {
-    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
-  };
   line["step"] = metrics.step + 1;
-  line["loss"] = number(metrics.loss);
-  line["grad_norm"] = number(metrics.grad_norm);
-  line["learning_rate"] = number(metrics.learning_rate);
+  line["loss"] = number_or_null(metrics.loss);
+  line["grad_norm"] = number_or_null(metrics.grad_norm);
+  line["learning_rate"] = number_or_null(metrics.learning_rate);
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped) line["skipped"] = *metrics.skipped != 0;
   if (metrics.steps_skipped) line["steps_skipped"] = *metrics.steps_skipped;

@@ -10,14 +10,16 @@ namespace {
 
 void print_line(const std::string& line) { say(quote_control(line) + "\n"); }
 
+void watch_checkpoints(CheckpointOptions& options, Voice& voice) {
+  options.note = print_line;
+  options.on_loss = [&voice](const Error& error) { voice.note(error); };
+}
+
 }  // namespace
 
 Watch::Watch(RunOptions& options, const PlanSet& set, Voice& voice, bool speaks) : voice_(voice) {
   if (!speaks) return;
-  if (options.job.checkpoint) {
-    options.job.checkpoint->note = print_line;
-    options.job.checkpoint->on_loss = [this](const Error& error) { voice_.note(error); };
-  }
+  if (options.job.checkpoint) watch_checkpoints(*options.job.checkpoint, voice);
   progress_.emplace(options.job.steps, options.log_every);
   voice_.note(folder_.open(options, set));
   if (!options.metrics.empty()) voice_.note(metrics_.open(options.metrics, options, set));

@@ -50,6 +50,15 @@ struct AttentionSizes {
   Shape statistics() const { return {batch, heads, queries}; }
 };
 
+Status check_heads(const OpTypes& use, const AttentionSizes& s) {
+  if (s.shape(kK) != use.inputs[kK].shape || s.shape(kV) != use.inputs[kV].shape)
+    return fail("keys and values do not fit the queries: {}", operands(use));
+  if (s.all_keys < s.keys) return fail("{} keys of {}", s.keys, s.all_keys);
+  if (s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads != 0)
+    return fail("{} heads of keys do not divide {} of queries", s.kv_heads, s.heads);
+  return ok_status();
+}
+
 Result<AttentionSizes> attention_sizes_of(const OpTypes& use) {
   AttentionSizes s;
   PIPER_ASSIGN(s.tokens_first, check_list(use.attrs, "tokens_first", 4));
@@ -66,11 +75,7 @@ Result<AttentionSizes> attention_sizes_of(const OpTypes& use) {
   s.keys = dim(kK, true), s.all_keys = use.attrs.integer("keys", s.keys),
   s.kv_heads = dim(kK, false), s.v_width = v.shape[3];
   s.causal = use.attrs.integer("causal") != 0;
-  if (s.shape(kK) != k.shape || s.shape(kV) != v.shape)
-    return fail("keys and values do not fit the queries: {}", operands(use));
-  if (s.all_keys < s.keys) return fail("{} keys of {}", s.keys, s.all_keys);
-  if (s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads != 0)
-    return fail("{} heads of keys do not divide {} of queries", s.kv_heads, s.heads);
+  PIPER_TRY(check_heads(use, s));
   return s;
 }
 

@@ -134,6 +134,16 @@ TypesResult first_types(const OpTypes& use) {
 
 LoopRule collective_sum_loops(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
 
+// Returns the stretches that a dim is cut in; -1: it is not cut.
+int64_t stretches_of(const OpTypes& use, size_t d) {
+  int64_t outer = -1;
+  for (const char* to : {"", "to_"})
+    if (use.attrs.integer(std::string(to) + "dim", -1) == static_cast<int64_t>(d))
+      outer = use.attrs.integer(std::string(to) + "outer", 1) /
+              (use.attrs.integer(std::string(to) + "mirrored", 0) != 0 ? 2 : 1);
+  return outer;
+}
+
 // Dims outside of the blocks pass through; the blocks themselves are whole, and so are two
 // neighbours, of which one counts from its end.
 LoopRule block_loops(const OpTypes& use) {
@@ -141,11 +151,7 @@ LoopRule block_loops(const OpTypes& use) {
   const Shape& shape = use.inputs[0].shape;
   Dims dims;
   for (size_t d = 0; d < shape.size(); ++d) {
-    int64_t outer = -1;
-    for (const char* to : {"", "to_"})
-      if (use.attrs.integer(std::string(to) + "dim", -1) == static_cast<int64_t>(d))
-        outer = use.attrs.integer(std::string(to) + "outer", 1) /
-                (use.attrs.integer(std::string(to) + "mirrored", 0) != 0 ? 2 : 1);
+    const int64_t outer = stretches_of(use, d);
     if (outer < 0) {
       dims.push_back({build.letter(shape[d])});
     } else if (outer == 1) {

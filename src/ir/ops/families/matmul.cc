@@ -16,12 +16,10 @@ Result<MatmulSizes> matmul_sizes_of(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 2));
   PIPER_TRY(check_float(use, 0));
   const Shape &a = use.inputs[0].shape, &b = use.inputs[1].shape;
-  if (use.inputs[0].dtype != use.inputs[1].dtype) {
+  if (use.inputs[0].dtype != use.inputs[1].dtype)
     return fail("the operands must be of one type, but are {}", operands(use));
-  }
-  if (a.size() < 2 || b.size() < 2) {
+  if (a.size() < 2 || b.size() < 2)
     return fail("the operands must be matrices or stacks of them, but are {}", operands(use));
-  }
   const bool ta = use.attrs.integer("trans_a"), tb = use.attrs.integer("trans_b");
   const int64_t k_of_a = a[a.size() - (ta ? 2 : 1)], k_of_b = b[b.size() - (tb ? 1 : 2)];
   if (k_of_a != k_of_b) {
@@ -70,10 +68,8 @@ Grads matmul_gradient(Builder& build, const GradientArgs& args) {
   }
   if (args.wanted[1]) {
     ValueId x = a, d = dy;
-    if (shape_b.size() == 2 && shape_a.size() > 2 && !ta) {
-      x = as_rows(build, a);
-      d = as_rows(build, dy);
-    }
+    if (shape_b.size() == 2 && shape_a.size() > 2 && !ta)
+      x = as_rows(build, a), d = as_rows(build, dy);
     const ValueId db = tb ? build.matmul(d, x, true, ta) : build.matmul(x, d, !ta, false);
     grads[1] = build.sum_to(db, shape_b);
   }

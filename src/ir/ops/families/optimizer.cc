@@ -8,7 +8,8 @@
 //   OnnxAdam{beta1, beta2, eps, weight_decay, weight_decay_after, count}(p, g, m, v, lr, clip?,
 //     step) -> (p', m', v'): Adam of ai.onnx.preview.training 1, where eps joins the root as it is
 //     and p' shrinks by the factor 1 - weight_decay_after.
-//   Lion{beta1, beta2, weight_decay}(p, g, m, lr, clip?, step) -> (p', m'): as Chen et al. define it
+//   Lion{beta1, beta2, weight_decay}(p, g, m, lr, clip?, step) -> (p', m'): as Chen et al. define
+//   it
 //     (Symbolic Discovery of Optimization Algorithms, 2023), with decoupled weight decay.
 //   Muon{scale, weight_decay, …}(p, d, lr, clip?, step) -> p': p - lr (scale d + weight_decay p),
 //     d being the direction that ops before it make of the gradient (muon.cc), `clip` included.
@@ -31,14 +32,7 @@ TensorType state_type(const TensorType& param) {
   return {info(param.dtype).bytes < 4 ? DType::kF32 : param.dtype, param.shape};
 }
 
-// Checks the operands (p, g, state…, lr, clip?, step, skip?) with `states` state tensors.
-Status check_update(const OpTypes& use, size_t states) {
-  const size_t lr = 2 + states;
-  if (use.inputs.size() != lr + 3 && use.inputs.size() != lr + 4)
-    return fail("takes {} or {} inputs, but has {}", lr + 3, lr + 4, use.inputs.size());
-  PIPER_TRY(check_float(use, 0));
-  if (!use.present[lr] || !use.present[lr + 2]) return fail("learning rate and step are required");
-  const TensorType real{DType::kF64, {}};
+Status check_states(const OpTypes& use, size_t lr) {
   const TensorType& gradient = use.inputs[1];
   const bool rounded = info(gradient.dtype).is_float && info(gradient.dtype).bytes < 4 &&
                        gradient.shape == use.inputs[0].shape &&
@@ -50,6 +44,18 @@ Status check_update(const OpTypes& use, size_t states) {
                          use.inputs[i] == TensorType{DType::kBF16, own.shape};
     if (has_input(use, i) && !is_half) PIPER_TRY(check_type(use, i, "of the parameter", own));
   }
+  return ok_status();
+}
+
+// Checks the operands (p, g, state…, lr, clip?, step, skip?) with `states` state tensors.
+Status check_update(const OpTypes& use, size_t states) {
+  const size_t lr = 2 + states;
+  if (use.inputs.size() != lr + 3 && use.inputs.size() != lr + 4)
+    return fail("takes {} or {} inputs, but has {}", lr + 3, lr + 4, use.inputs.size());
+  PIPER_TRY(check_float(use, 0));
+  if (!use.present[lr] || !use.present[lr + 2]) return fail("learning rate and step are required");
+  const TensorType real{DType::kF64, {}};
+  PIPER_TRY(check_states(use, lr));
   PIPER_TRY(check_type(use, lr, "learning rate", real));
   if (has_input(use, lr + 1)) PIPER_TRY(check_type(use, lr + 1, "clip factor", real));
   if (has_input(use, lr + 3)) PIPER_TRY(check_type(use, lr + 3, "skip", {DType::kBool, {}}));

@@ -19,19 +19,25 @@
 namespace piper {
 namespace {
 
+// Takes away the zeros that were put there after c cuts.
+Status take_zeros(const std::vector<int64_t>& zeros, size_t c, int64_t& elements) {
+  for (size_t z = zeros.size() / 3; z-- > 0;) {
+    if (zeros[3 * z] != static_cast<int64_t>(c)) continue;
+    const int64_t rows = zeros[3 * z + 1], behind = zeros[3 * z + 2];
+    if (rows < 1 || behind < 0 || elements % rows != 0 || behind >= elements / rows)
+      return fail("{} zeros after {} rows of {} elements", behind, rows, elements);
+    elements -= rows * behind;
+  }
+  return ok_status();
+}
+
 // Checks what `cuts` and `zeros` leave, the last cut first: whether each is made of whole runs, of
 // which the samples are `rows`.
 Status check_runs(const Attrs& attrs, int64_t elements) {
   const std::vector<int64_t> cuts = attrs.integers("cuts"), zeros = attrs.integers("zeros");
   if (zeros.size() % 3 != 0) return fail("{} numbers of zeros", zeros.size());
   for (size_t c = cuts.size() / 2 + 1; c-- > 0;) {  // what was there after c cuts
-    for (size_t z = zeros.size() / 3; z-- > 0;) {
-      if (zeros[3 * z] != static_cast<int64_t>(c)) continue;
-      const int64_t rows = zeros[3 * z + 1], behind = zeros[3 * z + 2];
-      if (rows < 1 || behind < 0 || elements % rows != 0 || behind >= elements / rows)
-        return fail("{} zeros after {} rows of {} elements", behind, rows, elements);
-      elements -= rows * behind;
-    }
+    PIPER_TRY(take_zeros(zeros, c, elements));
     if (c == 0) break;
     const int64_t rows = cuts[2 * c - 2], parts = cuts[2 * c - 1];
     if (rows == 0 || rows < -INT64_MAX || parts < 1 || elements % rows != 0 ||

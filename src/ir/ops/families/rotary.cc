@@ -34,16 +34,19 @@ ValueId elements(Builder& build, ValueId x, bool interleaved, int64_t which) {
   return build.op1("Slice", {x}, {{"starts", starts}, {"ends", ends}, {"steps", steps}});
 }
 
+ValueId turned_back(Builder& build, const GradientArgs& args) {
+  const bool inverse = args.attrs.integer("inverse") != 0;
+  Attrs attrs = args.attrs;
+  attrs.set("inverse", int64_t{!inverse});
+  return build.op1("Rotary", {args.output_grads[0], args.inputs[1], args.inputs[2]}, attrs);
+}
+
 Grads rotary_gradient(Builder& build, const GradientArgs& args) {
   const bool interleaved = args.attrs.integer("interleaved") != 0;
   const bool inverse = args.attrs.integer("inverse") != 0;
   const ValueId dy = args.output_grads[0];
   Grads grads(3);
-  if (args.wanted[0]) {
-    Attrs attrs = args.attrs;
-    attrs.set("inverse", int64_t{!inverse});
-    grads[0] = build.op1("Rotary", {dy, args.inputs[1], args.inputs[2]}, attrs);
-  }
+  if (args.wanted[0]) grads[0] = turned_back(build, args);
   if (!args.wanted[1] && !args.wanted[2]) return grads;
   const ValueId a = elements(build, args.inputs[0], interleaved, 0);
   const ValueId b = elements(build, args.inputs[0], interleaved, 1);

@@ -33,9 +33,8 @@ int64_t count(const Cut& cut) {
 TypesResult slice_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   const Shape& from = use.inputs[0].shape;
-  for (const char* name : {"starts", "ends", "steps"}) {
+  for (const char* name : {"starts", "ends", "steps"})
     PIPER_TRY(check_list(use.attrs, name, from.size()));
-  }
   Shape shape;
   const Cuts cuts = cuts_of(use.attrs);
   for (size_t d = 0; d < from.size(); ++d) {
