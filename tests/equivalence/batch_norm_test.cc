@@ -111,6 +111,18 @@ INSTANTIATE_TEST_SUITE_P(Models, BatchNorm,
                                            "router"),
                          [](const auto& info) { return std::string(info.param); });
 
+// Channels in blocks behind a norm that forward calls twice: the second call's statistics are in
+// blocks, and add to what the first call has made of the running ones.
+TEST(BatchNorm, TrainsInBlocksOfChannels) {
+  const auto compiled = compile_norms("twice", {1, 1, 1},
+                                      "mesh: {b: 2}\ndirectives: [{shard: {match: "
+                                      "\"conv2.bias\", dim: 0, over: b}}]\n");
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto trained = run(compiled->set, "twice");
+  ASSERT_TRUE(trained) << print_error(trained.error());
+  expect_as_in_pytorch(*trained, reference_of("twice"), "two blocks");
+}
+
 // Fewer updates, and ONNX's variance instead of PyTorch's, miss the reference.
 TEST(BatchNorm, TheBoundTellsOtherStatisticsApart) {
   const auto want = reference_of("residual");

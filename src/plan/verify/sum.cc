@@ -95,6 +95,7 @@ int32_t SumCheck::find_sources(Spot place, const Instruction& one, const Program
       flow.finished = sets_.single(flow.sum);
       continue;
     }
+    flow.of_param = content.param >= 0 ? content.param : content.of_param;
     if (!from_earlier_step(place, one.args[a])) {
       flow.from = content.from;
       flow.finished = content.finished;
@@ -152,9 +153,9 @@ void SumCheck::find_results(Spot place, const Instruction& one, const ProgramFac
     for (int32_t a : program.sources[w]) {
       const Flow& flow = flows_[a];
       if (flow.part && a != program.written[w]) check_use(place, one, program.written[w], a);
-      if (flow.param >= 0)
-        result.of_param = result.of_param == Content::kNone || result.of_param == flow.param
-                              ? flow.param
+      if (flow.of_param >= 0)
+        result.of_param = result.of_param == Content::kNone || result.of_param == flow.of_param
+                              ? flow.of_param
                               : Content::kSeveral;
       if (flow.cut.any())
         result.cut =

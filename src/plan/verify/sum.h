@@ -334,6 +334,7 @@ class SumCheck : public BufferWalk<Content> {
     int32_t from = IdSets::kEmpty, finished = IdSets::kEmpty;
     int32_t sum = -1;  // the finished sum as which it is read; -1: none
     int32_t param = -1;
+    int32_t of_param = Content::kNone;  // the parameter, or the only one that it was computed from
     bool declared = false, part = false;  // declared as a partial sum; is one
     bool begun = false;                   // a contribution was added before
   };
