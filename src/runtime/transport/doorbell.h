@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <utility>
 
 namespace piper {
 
@@ -22,11 +23,14 @@ class Doorbell {
   bool wait(int spins, std::chrono::duration<double> timeout, Ready ready) {
     if (ready()) return true;
     const auto start = std::chrono::steady_clock::now();
+    auto last = start;
     for (int i = 0; i < spins; ++i) {
       i % 64 != 63 ? relax() : give_way();
       if (ready()) return true;
+      if (i % 64 != 63) continue;
+      const auto now = std::chrono::steady_clock::now();
       // Others had the core meanwhile: it is not ours alone.
-      if (i % 64 == 63 && std::chrono::steady_clock::now() - start > kLongestLook) break;
+      if (now - std::exchange(last, now) > kLongestTurn || now - start > kLongestLook) break;
     }
     const Deadline deadline = start + timeout;
     asleep_.store(1);
@@ -44,6 +48,7 @@ class Doorbell {
   using Deadline =
       std::chrono::time_point<std::chrono::steady_clock, std::chrono::duration<double>>;
   static constexpr std::chrono::milliseconds kLongestLook{5};
+  static constexpr std::chrono::microseconds kLongestTurn{100};  // of 64 looks, alone on a core
   static void give_way();
   void ring_sleeper();
   bool sleep_until(uint32_t ticket, Deadline deadline);  // false: the deadline has passed
