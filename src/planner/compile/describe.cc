@@ -40,7 +40,6 @@ class Description {
     const Result<Imported> imported = import_onnx(options_.model, import_);
     head();
     inputs(imported);
-    void totals();
     parameters();
     layers();
     out_.supported = imported.ok();
@@ -77,6 +76,7 @@ class Description {
   int64_t size_of(const std::string& dim, bool is_batch);
   void head();
   void inputs(const Result<Imported>& imported);
+  void totals();
   void parameters();
   void layers();
   void costs(const Imported& imported);
