@@ -174,40 +174,43 @@ int64_t ops_of(const Compiled& compiled) {
   return ops;
 }
 
+constexpr const char* kDeep = "gpt-deep";
+const std::string kTiles =
+    "  - split: {scope: [\"model/h/{layer}/fc\", \"model/h/{layer}/fc_out\"], dim: 1, into: 4, "
+    "as: tile}\n";
+
+Result<Compiled> in_two_stages(const std::string& directives) {
+  CompileOptions options;
+  options.oracles = true;
+  return jobs::compile_text(
+      kDeep,
+      "piper: 1\nmesh: {pp: 2}\nannotate: [{balance: {tag: stage, into: 2}}]\ndirectives:\n"
+      "  - split: {dim: batch, into: 2}\n"
+      "  - place: {where: {stage: s}, on: {pp: s}}\n" +
+          directives,
+      jobs::kAdamW, options);
+}
+
 // A region in parts that run again within a layer that runs again: the layer keeps its inputs only.
 TEST(Recompute, RunsWithinWhatRunsAgain) {
-  const char* model = "gpt-deep";
-  if (!std::filesystem::exists(jobs::model_path(model, "model.onnx"))) GTEST_SKIP();
-  const std::string parts = R"(  - split: {scope: ["model/h/{layer}/fc", "model/h/{layer}/fc_out"],
-            dim: 1, into: 4, as: tile}
-)",
-                    tiles = "  - recompute: {where: {tile: \"*\"}}\n",
+  if (!std::filesystem::exists(jobs::model_path(kDeep, "model.onnx"))) GTEST_SKIP();
+  const std::string tiles = "  - recompute: {where: {tile: \"*\"}}\n",
                     layers = "  - recompute: {match: \"model/h/{layer}/**\"}\n",
                     order = "  - order: {each: pp, program: \"repeat M: F; repeat M: R? B\"}\n";
-  const auto compiled = [&](const std::string& directives) {
-    CompileOptions options;
-    options.oracles = true;
-    return jobs::compile_text(
-        model,
-        "piper: 1\nmesh: {pp: 2}\nannotate: [{balance: {tag: stage, into: 2}}]\ndirectives:\n"
-        "  - split: {dim: batch, into: 2}\n"
-        "  - place: {where: {stage: s}, on: {pp: s}}\n" +
-            directives,
-        jobs::kAdamW, options);
-  };
-  const auto plain = compiled(parts);
+  const auto plain = in_two_stages(kTiles);
   ASSERT_TRUE(plain) << print_error(plain.error());
-  const auto want = jobs::train(*plain->single, model, kSteps);
+  const auto want = jobs::train(*plain->single, kDeep, kSteps);
   ASSERT_TRUE(want);
   for (const std::string& more : {std::string(), order}) {
-    const auto both = compiled(parts + layers + tiles + more),
-               alone = compiled(parts + layers + more), inner = compiled(parts + tiles + more);
+    const auto both = in_two_stages(kTiles + layers + tiles + more),
+               alone = in_two_stages(kTiles + layers + more),
+               inner = in_two_stages(kTiles + tiles + more);
     ASSERT_TRUE(both) << print_error(both.error());
     ASSERT_TRUE(alone && inner);
     const auto report = verify_plan_set(both->set, &*both->single);
     ASSERT_TRUE(report) << print_error(report.error());
     for (const Finding& finding : report->findings) ADD_FAILURE() << finding.rule << finding.text;
-    const auto got = jobs::train(both->set, model, kSteps);
+    const auto got = jobs::train(both->set, kDeep, kSteps);
     ASSERT_TRUE(got);
     jobs::expect_equal_bits(*got, *want, "single device");
     EXPECT_LT(step_bytes(*both), step_bytes(*inner));
@@ -217,7 +220,8 @@ TEST(Recompute, RunsWithinWhatRunsAgain) {
   }
   // Entries that share some of their ops, or all, say two things of one op.
   for (const char* other : {"[\"model/h/0/**\", \"model/ln_f/**\"]", "\"model/h/*/**\""}) {
-    const auto refused = compiled(fmt::format("{}  - recompute: {{match: {}}}\n", layers, other));
+    const auto refused =
+        in_two_stages(fmt::format("{}  - recompute: {{match: {}}}\n", layers, other));
     ASSERT_FALSE(refused);
     EXPECT_TRUE(refused.error().message.ends_with("is chosen twice")) << refused.error().message;
   }
@@ -225,31 +229,17 @@ TEST(Recompute, RunsWithinWhatRunsAgain) {
 
 // A budget is of all ops of a stage, those of its parts too; what an entry names runs again anyway.
 TEST(Recompute, ABudgetHoldsWhatOthersName) {
-  const char* model = "gpt-deep";
-  if (!std::filesystem::exists(jobs::model_path(model, "model.onnx"))) GTEST_SKIP();
-  const auto compiled = [&](const std::string& directives) {
-    CompileOptions options;
-    options.oracles = true;
-    return jobs::compile_text(
-        model,
-        "piper: 1\nmesh: {pp: 2}\nannotate: [{balance: {tag: stage, into: 2}}]\ndirectives:\n"
-        "  - split: {dim: batch, into: 2}\n"
-        "  - place: {where: {stage: s}, on: {pp: s}}\n"
-        "  - split: {scope: [\"model/h/{layer}/fc\", \"model/h/{layer}/fc_out\"], dim: 1, into: "
-        "4, as: tile}\n" +
-            directives,
-        jobs::kAdamW, options);
-  };
+  if (!std::filesystem::exists(jobs::model_path(kDeep, "model.onnx"))) GTEST_SKIP();
   const std::string budget = "  - recompute: {budget: 400KiB}\n";
   for (const char* named :
        {"{where: {tile: \"*\"}}", "{ops: [LayerNorm, Gelu]}", "{match: \"model/h/{layer}/ln_2\"}"}) {
     SCOPED_TRACE(named);
     const std::string entry = fmt::format("  - recompute: {}\n", named);
-    const auto alone = compiled(entry), both = compiled(entry + budget),
-               other_way = compiled(budget + entry);
+    const auto alone = in_two_stages(kTiles + entry), both = in_two_stages(kTiles + entry + budget),
+               other_way = in_two_stages(kTiles + budget + entry);
     ASSERT_TRUE(alone && both && other_way) << print_error((both ? alone : both).error());
-    const auto want = jobs::train(*both->single, model, kSteps),
-               got = jobs::train(both->set, model, kSteps);
+    const auto want = jobs::train(*both->single, kDeep, kSteps),
+               got = jobs::train(both->set, kDeep, kSteps);
     ASSERT_TRUE(want && got);
     jobs::expect_equal_bits(*got, *want, "single device");
     EXPECT_LT(step_bytes(*both), step_bytes(*alone));

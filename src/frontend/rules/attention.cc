@@ -46,7 +46,7 @@ Result<Val> bounded_keys(RuleContext& c, int64_t queries, int64_t keys, int64_t 
 
 Result<Val> causal_mask(RuleContext& c, int64_t queries, int64_t keys, int64_t past,
                         int64_t window) {
-  // As a comparison: of long texts the mask itself would be the largest constant.
+  // The mask is a comparison: as a constant it would be the largest one where texts are long.
   if (window == 0) return bounded_keys(c, queries, keys, past, false);
   if (queries * keys > (1 << 28)) return c.error("its mask is too large");
   PIPER_TRY(c.emit.take_room({DType::kBool, {queries, keys}}));

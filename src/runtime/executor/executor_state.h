@@ -72,8 +72,8 @@ struct BoundSection {
   // does; empty where either has nothing to do.
   std::vector<LineOp> lines[2];
   std::deque<Staged> staged;  // in the order of issue
-  // What traces have of it: the body, which is `body_count` instructions from `body_first` on, and
-  // the others, those of an outer update.
+  // Traces have the body, which is `body_count` instructions from `body_first` on, and the others,
+  // which are those of an outer update.
   bool is_traced = false;
   int32_t update = -1, body_first = 0, body_count = 0;
 };
