@@ -168,9 +168,7 @@ class OuterStep {
       const ValueId sum = sum_of({{&of_site, site}}, 1, taken_of(of_site.name) + ".sum");
       Builder build = update_of(backward_.graph, of_site.scope, taken_of(of_site.name) + ".next/");
       const ValueId next = times(build, sum, 1);
-      const DType kept = build.type(taken).dtype;
-      backward_.graph.updates.push_back(
-          {taken, build.type(next).dtype == kept ? next : build.cast(next, kept), site});
+      backward_.graph.updates.push_back({taken, of_type(build, next, taken), site});
     });
     return without_dead_nodes(std::move(backward_.graph), false);
   }
@@ -182,18 +180,19 @@ class OuterStep {
       const ValueId site = add_like(of_site, of_site.name, true);
       const ValueId sum = sum_of({{&of_site, outer}}, 1 - spec_.mix, of_site.name + ".sum");
       Builder build = update_of(backward_.graph, of_site.scope, of_site.name + ".next/");
-      const DType kept = build.type(site).dtype, wide = build.type(sum).dtype;
       ValueId next = times(build, sum, 1);
-      if (spec_.mix > 0) {
-        const ValueId own = wide == kept ? site : build.cast(site, wide);
-        next = build.add(times(build, own, spec_.mix), sum);
-      }
-      backward_.graph.updates.push_back({site, wide == kept ? next : build.cast(next, kept), site});
+      if (spec_.mix > 0) next = build.add(times(build, of_type(build, site, sum), spec_.mix), sum);
+      backward_.graph.updates.push_back({site, of_type(build, next, site), site});
     });
     return without_dead_nodes(std::move(backward_.graph), false);
   }
 
  private:
+  // Returns the value in the type of the other one.
+  static ValueId of_type(Builder& build, ValueId value, ValueId like) {
+    const DType type = build.type(like).dtype;
+    return build.type(value).dtype == type ? value : build.cast(value, type);
+  }
   // Returns the first site's of what is joined, and the names of the outer ones: parameters that
   // are trained, and what the model itself keeps, as running means.
   std::vector<std::pair<const Param*, std::string>> joined() const {
@@ -293,9 +292,7 @@ class OuterStep {
     const ValueId mean = sum_of(terms, 1 / static_cast<double>(sites_), name + ".batch");
     Builder build = update_of(backward_.graph, param.scope, name + ".next/");
     const ValueId next = times(build, mean, 1);
-    const DType kept = build.type(outer).dtype;
-    backward_.graph.updates.push_back(
-        {outer, build.type(next).dtype == kept ? next : build.cast(next, kept)});
+    backward_.graph.updates.push_back({outer, of_type(build, next, outer)});
   }
   // Returns the tags of an op of each region that reads the parameter, or that makes what is kept.
   std::vector<std::vector<int32_t>> regions_of(const Param& of_site) const {
