@@ -233,7 +233,7 @@ def main():
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
         save(model, OUT / f"{name}.onnx")
         reference["models"][name] = descend(loss, rows if "offset" in used else BATCHES)
-    (OUT / "reference.json").write_text(json.dumps(reference, indent=1) + "\n")
+    (OUT / "reference.json").write_text(json.dumps(reference) + "\n")
 
 
 main()

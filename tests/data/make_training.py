@@ -161,4 +161,4 @@ for name, arguments in GOOD.items():
     reference["models"][name] = descend(*arguments)
 for name, made in REFUSED.items():
     onnx.save(made, OUT / f"{name}.onnx")
-(OUT / "reference.json").write_text(json.dumps(reference, indent=1) + "\n")
+(OUT / "reference.json").write_text(json.dumps(reference) + "\n")
