@@ -14,7 +14,7 @@ struct MachineFlags {
   // `stated`: also --costs NAME=MS.
   void add(CLI::App& app, bool stated);
   bool given() const { return !cluster.empty() || !costs.empty(); }
-  // The kind of device that plans are for which run there: that of the cluster's first.
+  // Returns the kind of device for which plans are made: that of the cluster's first device.
   Result<std::string> target(const std::vector<std::string>& library) const;
   // Returns what ops and messages take on the cluster, for the compiler; null: none is named.
   // Errors: as read_cluster and read_profile.

@@ -153,8 +153,8 @@ piper::Status note_kernels(const std::string& plan, piper::CudaCompiler& compile
   });
 }
 
-// Compiles for GPUs of these architectures, none of which need to be here, all that a run of the
-// plans, or of those that it compares with, would compile.
+// Compiles, for GPUs of these architectures, all kernels that a run of the plans would compile, and
+// those of the plans that it compares with. None of these GPUs need to be here.
 piper::Status compile_only(const Flags& flags) {
   PIPER_ASSIGN(piper::CudaCompiler compiler,
                piper::CudaCompiler::open(flags.architectures, print_to_stderr));

@@ -7,7 +7,7 @@
 namespace piper {
 namespace {
 
-// An element type of a file.
+// Describes an element type of npy files.
 struct NpyElement {
   std::string_view name;
   DType dtype;  // in which a plan has its values

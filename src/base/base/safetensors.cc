@@ -17,8 +17,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
 
-// An element type of a file: one of a plan, an integer that plans do not have, or any other, of
-// which only the name is known.
+// Describes an element type of a file: a type of plans, an integer type that plans do not have, or
+// any other, of which only the name is known.
 struct Element {
   std::string name;
   int bytes = 0;  // 0: it is none that is read

@@ -13,7 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kEnding = ".yaml";
-// By part: its folder, what an error calls one of it, and an example.
+// Describes a part of the library: its folder, the word for one of its files, and an example.
 struct PartNames {
   const char *folder, *noun, *example;
 };

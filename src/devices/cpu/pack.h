@@ -13,9 +13,9 @@ inline constexpr int64_t kPackedTimes = 8, kPackedRowsEach = 4, kPackedRows = 12
 // so that all instruction sets' vectors fit. Only products with the attribute `packed_b` read it.
 inline Shape packed_shape(int64_t k, int64_t n) { return {k, (n + 31) / 32 * 32}; }
 
-// Each parameter that is kept whole and that programs read as the right operand of such products,
-// and as nothing else, gets a buffer after the arena that an instruction at the start of the body
-// fills (the op Pack); those products read that. Not where steps overlap.
+// Gives each parameter that is kept whole, and that programs read only as the right operand of such
+// products, a buffer after the arena. An instruction at the start of the body fills it (the op
+// Pack), and the products read it. Where steps overlap, the role stays as it is.
 RoleProgram pack_weights(RoleProgram role);
 
 }  // namespace piper::cpu

@@ -253,7 +253,8 @@ HWY_INLINE V normal_tail(D d, V x, V& e) {
   }
 }
 
-// x times the share below x: x itself, or nothing, less |x| times the share beyond |x|.
+// Computes x times the share of the normal distribution below x: x (0 if x is negative) less |x|
+// times the share beyond |x|.
 struct ExactGelu {
   template <class D, class V = hn::Vec<D>>
   static HWY_INLINE V of(D d, V x, V& slope) {

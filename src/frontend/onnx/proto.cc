@@ -317,7 +317,7 @@ Status read_algorithm(onnx::ModelProto& proto, ExternalData& files, OnnxModel& m
   return read_nodes(*info.mutable_algorithm(), files, model);
 }
 
-// Notes of nodes that come from functions for which opset these are written.
+// Notes, for nodes that come from functions, the opset for which the function is written.
 void note_opsets(const Opsets& opsets, std::vector<OnnxNode>& nodes) {
   if (opsets.empty()) return;
   for (OnnxNode& node : nodes) {

@@ -50,8 +50,8 @@ bool Readers::is_leaf_of(const std::string& scope,
   return !calls.empty();
 }
 
-// The exporter numbers the values that it makes, and those from which it computes others: after
-// "onnx::MatMul_723", "onnx::Mul_725" was made in two steps at most.
+// Returns in how many steps at most a value was made. The exporter numbers all values that it
+// makes, also those in between: "onnx::Mul_725" came two steps after "onnx::MatMul_723" at most.
 int64_t Readers::most_steps(std::string_view name) const {
   const auto number = [](std::string_view text) {
     int64_t out = 0;

@@ -29,7 +29,7 @@ enum class Op : uint8_t {
   kReal,  // of formulas of the learning rate, as is kCall
   kCall,
 };
-// kReals: also numbers such as 0.5 and 3e-4, and calls of functions.
+// Says which numbers an expression may have; kReals adds 0.5 and 3e-4, and calls of functions.
 enum class Numbers : uint8_t { kIntegers, kReals };
 struct BinaryOp {
   std::string_view text;

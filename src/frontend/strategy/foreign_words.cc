@@ -16,7 +16,7 @@ struct Row {
   std::string_view words, help;
 };
 constexpr Row kRows[] = {
-    // Keys that mean this in one directive alone: DIRECTIVE.KEY.
+    // These keys, written DIRECTIVE.KEY, mean this in one directive only.
     {"directive.accumulate directive.accumulation",
      "'- split: {dim: batch, into: 8}': microbatches, whose gradients are added up; 'precision: "
      "{accumulate: bf16}' is their type"},

@@ -83,8 +83,9 @@ Result<ProgramTimes> ProgramTimes::make(const ClusterDevice& device, const Measu
   return made;
 }
 
-// The mean of what near programs are off by, nearness as a normal density over the logarithm of the
-// time and its shares (Nadaraya, 1964; Watson, 1964), drawn to none where nothing is near.
+// Returns the mean of the errors of near programs. Nearness is a normal density over the logarithm
+// of the time and its shares (Nadaraya, 1964; Watson, 1964). Where nothing is near, the correction
+// tends to none.
 double ProgramTimes::correction(const Parts& parts, double total) const {
   constexpr double kWidth = 0.25, kNone = 0.2;
   double weights = kNone, sum = 0;

@@ -157,7 +157,8 @@ class ClusterMachine : public Machine {
               : topology_.spread_of(group_ranks(of.role, of.role.groups[at(one.group)], of.own));
     return known->second;
   }
-  // The receiver copies between threads of one machine, once it has come.
+  // Returns the cost of a message between threads of one machine: the receiver copies it when both
+  // are there.
   StepCost copied_message(StepCost cost, const Instruction& one, const Way& way,
                           double bytes) const {
     if (one.kind == InstructionKind::kRecv) {

@@ -99,7 +99,7 @@ Way neighbours(const Cluster& cluster, const Spread& group, double bytes) {
   return slowest;
 }
 
-// What a library adds up itself.
+// Returns how long a sum takes that the library adds up itself.
 Way fast_sum(const Cluster& cluster, const Spread& group, InstructionKind kind, double bytes) {
   const auto members = static_cast<double>(group.members);
   const double part = bytes * (members - 1) / members;

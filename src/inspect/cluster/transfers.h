@@ -13,8 +13,8 @@ struct Way {
   double total() const { return latency + wire + sum; }
 };
 Way message_way(const Cluster& cluster, const Spread& pair, double bytes);
-// Of collectives; `bytes` as bytes_through gives them. Sums that are not `fast` exchange blocks and
-// add them.
+// Returns how long a collective takes; `bytes` is what bytes_through returns. Sums that are not
+// `fast` exchange blocks and add them.
 Way collective_way(const Cluster& cluster, const Spread& group, const ClusterDevice& device,
                    const Instruction& one, double bytes);
 // Returns the bytes that a member of the group sends or receives, whichever is more.

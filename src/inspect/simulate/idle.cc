@@ -69,7 +69,7 @@ class Gap {
         return step.ready_step;
     }
   }
-  // What ended the section last; messages that it sent are not at hand here.
+  // Returns the step that ended the section before. Sent messages that end later are not looked at.
   int32_t behind_section(int32_t section, int32_t number) {
     const TimedSection& before = row_.sections[at(section)];
     int32_t last = -1;

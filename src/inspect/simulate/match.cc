@@ -21,7 +21,7 @@ class Matcher {
   size_t ports() const { return port_of_.size(); }
 
  private:
-  // What a reader of one role cannot see, and the verifier is not asked about here.
+  // Checks what no reader of a single role can see, as the verifier does not run here.
   Status check_roles() const {
     const RoleProgram& first = set_.roles[0];
     for (const RoleProgram& role : set_.roles)

@@ -9,7 +9,7 @@
 
 namespace piper {
 
-// How a word is computed and written. `level` says how tightly it binds in infix.
+// Says how a word is computed and written. `level` says how tightly it binds in infix.
 struct Rate::Word {
   std::string_view name;
   int operands, level;
@@ -94,7 +94,7 @@ std::string filled(std::string_view form, const std::vector<std::string>& operan
   return fmt::vformat(form, store);
 }
 
-// A part of a formula in infix.
+// Holds a part of a formula in infix.
 struct Printed {
   std::string text;
   int level = kWhole;

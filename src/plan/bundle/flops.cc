@@ -85,7 +85,7 @@ class WorkCounter {
     return ok_status();
   }
 
-  // Products of rows with one matrix, or with the matrix of the expert that each row is for.
+  // Counts products of rows with one matrix, or with the matrix of the expert that each row is for.
   void rows_by_matrices(const OpTypes& use) {
     const Shape& x = use.inputs[0].shape;
     const bool grouped = use.inputs.size() > 1 && !info(use.inputs[1].dtype).is_float;

@@ -10,8 +10,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 constexpr const char* kFormat = "piper plan set";
 
-// What is nested deeper than any manifest is left out: it would be copied level by level, and
-// overflow the stack.
+// Leaves out what is nested deeper than any manifest: copies go level by level, and would overflow
+// the stack.
 Json parse_text(std::string_view text) {
   constexpr int kMaxDepth = 8;
   return Json::parse(

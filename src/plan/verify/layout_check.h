@@ -106,7 +106,7 @@ class LayoutCheck : public BufferWalk<Lies> {
   void collective(std::span<const Spot> members) override;
   // Returns the layout of an argument that all members share; reports members that differ.
   Lies joined(std::span<const Spot> members, size_t a);
-  // What one member makes of its arg.
+  // Returns what one member makes of its arg.
   Lies moved(Spot member, size_t a, const Lies& from);
 
   void check_reports(int32_t cell);

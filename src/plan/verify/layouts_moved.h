@@ -10,7 +10,7 @@ namespace piper {
 
 class MovedLayout {
  public:
-  // `place`: one of the members; `a`: the arg that is read.
+  // `place` is one of the members, `a` the arg that is read.
   MovedLayout(LayoutCheck& check, Spot place, size_t a)
       : check_(check),
         place_(place),

@@ -19,7 +19,7 @@ constexpr uint64_t power(uint64_t of, uint64_t times) {
     if (times & 1) made *= of;
   return made;
 }
-// Five steps of Newton's method, from one with 5 bits.
+// Returns the inverse modulo 2^64: five steps of Newton's method from a guess with 5 right bits.
 constexpr uint64_t inverse(uint64_t odd) {
   uint64_t made = odd * 3 ^ 2;
   for (int step = 0; step < 5; ++step) made *= 2 - odd * made;
@@ -37,7 +37,7 @@ uint64_t series(uint64_t of, int64_t count) {
   return count % 2 == 0 ? half : half * of + 1;
 }
 
-// What a buffer holds of a sum over the step.
+// Says what a buffer holds of a sum over the step.
 struct TravelTerm {
   int32_t sum = -1;  // its name; -1: no part of a sum
   uint64_t number = 0;

@@ -39,7 +39,7 @@ class TwinFinder {
   int32_t coordinate(int32_t cell) const {
     return dag_.cells[static_cast<size_t>(cell)][static_cast<size_t>(fold_.axis)];
   }
-  // By node and group of microbatches: where it runs; -1: nowhere.
+  // Finds by node and group of microbatches the cell where it runs; -1: nowhere.
   void find_cells() {
     groups_ = static_cast<size_t>(dag_.num_groups());
     cells_of_.assign(dag_.graph.nodes.size(), {});

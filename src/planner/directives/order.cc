@@ -27,7 +27,7 @@ std::string item_text(const OrderItem& item) {
 // Matches one coordinate's items with the tasks of one cell.
 class CellOrder {
  public:
-  // `where`: the name of its place, as errors say it.
+  // `where` is the name of its place in errors.
   CellOrder(const Dag& dag, const Strategy& strategy, int32_t cell, std::string where,
             const std::vector<TaskId>& tasks)
       : dag_(dag),

@@ -20,7 +20,7 @@ constexpr int32_t kOutside = -1;
 // samples or chunk of tokens, has regions of its own.
 class PartFinder {
  public:
-  // `apart`: tags whose values have regions of their own.
+  // `apart` lists tags whose values have regions of their own.
   PartFinder(const Graph& graph, const Split& split, int32_t first,
              const std::vector<std::string>& apart)
       : graph_(graph), split_(split), first_(first) {

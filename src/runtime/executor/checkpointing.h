@@ -46,8 +46,8 @@ class RankWriter {
 // Takes a rank through its checkpoints. All ranks call each function after the same step.
 class Checkpointing {
  public:
-  // `longest_s`: what checkpoints have taken so far; 0: there was none. Error: the folder cannot be
-  // written to, is another job's, or has no room.
+  // `longest_s` is the longest that a checkpoint has taken so far; 0: there was none. Error: the
+  // folder cannot be written to, is another job's, or has no room.
   static Result<std::unique_ptr<Checkpointing>> open(const CheckpointOptions& options,
                                                      const PlanSet& set, Executor& executor,
                                                      Control& control, int64_t first_step,

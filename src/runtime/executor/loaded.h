@@ -6,7 +6,7 @@
 
 namespace piper {
 
-// How ranks meet: as threads of this process, or as processes.
+// Says how ranks meet: as threads of this process, or as processes.
 enum class Way { kThreads, kMpi, kTcp };
 
 struct Later;

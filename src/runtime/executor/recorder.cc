@@ -168,7 +168,8 @@ void Recorder::write(const char* why, Stack stack) {
   close(file);
 }
 
-// A rank that waits looks around, so only one that neither looks nor goes on stands still.
+// Returns true once when the rank has stopped: one that waits looks around, so this is a rank that
+// neither looks nor makes progress.
 bool Recorder::stands_still(double now_us) {
   const uint64_t done = this->done();
   const int64_t look = seat_.looked_ns.load(std::memory_order_relaxed);

@@ -46,7 +46,8 @@ void put_bytes(std::string& to, int field, const std::string& bytes) {
   to += bytes;
 }
 
-// Event: wall_time = 1, step = 2, file_version = 3, summary = 5, session_log = 7.
+// Begins a message Event, whose fields are wall_time = 1, step = 2, file_version = 3, summary = 5
+// and session_log = 7.
 std::string begin_event(int64_t step) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   std::string event;

@@ -103,7 +103,8 @@ double number_of(const Attrs& attrs, const UpdateRule::Number& number) {
   return integer ? static_cast<double>(*integer) : std::get<double>(*value);
 }
 
-// Operands: p, g, states, rate, clip, step; p', states'.
+// Makes the kernel of an update. Its operands are p, g, states, rate, clip and step, then p' and
+// states'.
 Result<KernelPtr> update(const Use& use, size_t at) {
   const UpdateRule& rule = update_rules()[at];
   std::vector<double> numbers;

@@ -128,7 +128,7 @@ std::vector<int64_t> output_steps(const Shape& from, const std::vector<int64_t>&
 class ByResult {
  public:
   static constexpr int64_t kBlock = 512;
-  // `results`: the tensor's shape with 1 for dims that are reduced.
+  // `results` is the tensor's shape with 1 for dims that are reduced.
   ByResult(const Shape& shape, const Shape& results) {
     const std::vector<int64_t> strides = strides_of(shape);
     Shape kept, reduced;
