@@ -33,7 +33,7 @@ double now_us() {
   return std::chrono::duration<double, std::micro>(since).count();
 }
 
-// All but compute: what may wait or fail.
+// Runs an instruction other than compute: it may wait or fail.
 Status run_op(State& state, const Op& op) {
   Fabric& fabric = state.fabric;
   switch (op.kind) {
@@ -69,7 +69,7 @@ Status run_op(State& state, const Op& op) {
   }
 }
 
-// Adds where it happened; the fabric's sentence has the ranks.
+// Adds to a fabric's error, which names the ranks, where in the step it happened.
 Error located(const Op& op, int64_t step, Error error) {
   error.message = fmt::format("step {}, {}: {}", step + 1, op.label, error.message);
   return error;
@@ -109,7 +109,7 @@ Status find_fault(State& state, int64_t step) {
   for (size_t i = 0; i < body.size(); ++i) {
     const TaskPass pass = body[i].pass;
     if (!is_in_phase(pass, found->phase) || body[i].kind != InstructionKind::kCompute) continue;
-    // Behind the last update of a state nothing may be computed but what is told of the step.
+    // After the last update of a state only reports of the step may be computed.
     const bool is_kept = pass == TaskPass::kU && !written(state, body[i], /*kept=*/true).empty();
     if (keeps && !is_kept) continue;
     keeps = is_kept;
@@ -254,8 +254,8 @@ double read_report(State& state, const Report& report, size_t i, size_t parity) 
   return read_scalar(state.type(report.buffer).dtype, at);
 }
 
-// Runs the outer updates that follow the step. Queues have them before the next step; what runs at
-// once has the memory of reports, which are read before.
+// Runs the outer updates that follow the step. An asynchronous backend queues them before the next
+// step. One that runs them at once overwrites the memory of reports, which are read before.
 Status update_outer(State& state, int64_t step) {
   for (size_t u = 0; u < state.outer_updates.size(); ++u) {
     const OuterUpdate& update = state.role->outer_updates[u];
@@ -266,8 +266,8 @@ Status update_outer(State& state, int64_t step) {
   return ok_status();
 }
 
-// Returns what the step runs: the body, perhaps with an outer update beside it. Further ones run
-// before.
+// Returns what the step runs: the body, perhaps with an outer update beside it. Of several outer
+// updates the others run before the body.
 Result<const BoundSection*> body_of(State& state, int64_t step) {
   const BoundSection* body = &state.body;
   for (size_t u = 0; u < state.outer_updates.size(); ++u) {
@@ -402,8 +402,8 @@ std::string name_of_state(const Executor::State& state, const Buffer& buffer,
                      roles[static_cast<size_t>(state.source.rank)]);
 }
 
-// Returns what is kept from step to step; `apart`: parts that are trained by themselves as tensors
-// of their own, under their own names.
+// Returns what is kept from step to step. With `apart`, parts that are trained by themselves are
+// tensors under names of their own.
 std::vector<ParameterView> views_of(Executor::State& state, bool apart) {
   std::vector<ParameterView> views;
   for (const Buffer& buffer : state.role->buffers) {

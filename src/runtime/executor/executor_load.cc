@@ -163,9 +163,10 @@ Status bind_all_reduce(State& state, const Instruction& from, Op& op) {
   return ok_status();
 }
 
-// Loops over the elements of a block, which has some of two dims and all of the others. Of a dim in
-// which every second stretch counts from its end, one exchange has those, and another one all else:
-// `turned` says which of the two it is, of what is put together and of what is cut.
+// Returns the loops over the elements of a block that is cut along two dims. Where every second
+// stretch of a dim is counted from its end (zigzag), one exchange moves these stretches, and
+// another one the rest: `turned` says which, for the dim that is joined and for the one that is
+// cut.
 Exchange exchange_of(const Instruction& from, const TensorType& type, const Shape& to,
                      int64_t members, std::pair<bool, bool> turned, const std::byte* from_begin,
                      std::byte* to_begin) {

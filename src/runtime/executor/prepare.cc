@@ -51,8 +51,8 @@ Way way_of(const std::optional<Launch>& launch, const std::string& rendezvous) {
   return rendezvous.empty() && (!launch || launch->mpi) ? Way::kMpi : Way::kTcp;
 }
 
-// What a backend leaves that computes nothing says nothing, and one that this machine lacks leaves
-// nothing.
+// Checks that the machine has the backend, and that it computes where results are read: one that
+// only records leaves none.
 Status check_backend(const RunOptions& options) {
   const bool reads = !options.save.empty() || options.job.target_loss || options.job.checkpoint ||
                      options.job.verify.against != VerifyAgainst::kNone;
@@ -144,7 +144,7 @@ Status load_reference(const RunOptions& options, Loaded& loaded) {
   return ok_status();
 }
 
-// Times are kept of so many of the last steps at most.
+// The most steps, counted from the last one, whose times are kept.
 constexpr int64_t kMostProfiled = 100;
 
 Status prepare_profile(RunOptions& options, const PlanSet& set) {

@@ -70,7 +70,7 @@ Status compare_processes(RankRun& run, int64_t step) {
   return run.control.rank() == 0 ? run.comparison->check_holders(step, all) : ok_status();
 }
 
-// What is compared between steps stands still meanwhile.
+// Returns whether values are compared between steps, during which no step may change them.
 bool compares(const RankRun& run) {
   return run.options.verify.against != VerifyAgainst::kNone || run.replicas != nullptr;
 }
@@ -241,8 +241,8 @@ class Steps {
   MemoryMetrics memory_;
 };
 
-// Tells what is free after load or, where that is done, after step 2, by when libraries have taken
-// what they need for a step and for its graph.
+// Tells how much memory is free: after load, and again after step 2, when libraries have taken what
+// they need for a step and for its graph.
 Status Steps::tell_memory(bool is_loaded) {
   if (run_.control.rank() != 0 || !run_.options.on_memory) return ok_status();
   const Backend& backend = run_.executor.backend();
@@ -346,11 +346,12 @@ Status Steps::judge(const StepMetrics& metrics, Words words) {
   return ok_status();
 }
 
-// Goes on from a checkpoint. What a job gets no further from than before may hold what spoils it.
+// Goes on from a checkpoint, or from an older one where the job fails again before it gets further
+// than the last time: the newer one may hold the damage itself.
 Status Steps::go_back(const StepMetrics& metrics) {
   PIPER_TRY(run_.checkpoints->drain());
   const int64_t tried = metrics.step <= failed_ ? went_to_ : -1;
-  // Some ranks read what they hold sooner than others.
+  // Ranks take different times to read their parts.
   run_.control.set_timeout(
       std::max(run_.options.start_timeout_s, wait_limit(run_.options, longest_s_)));
   run_.control.activity().store("the way back to a checkpoint", std::memory_order_release);

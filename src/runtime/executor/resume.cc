@@ -53,7 +53,8 @@ bool counts_afresh(const StartOptions& asked, const Loading& loading) {
          !loading.count.empty();
 }
 
-// A parameter or buffer of the model may have any name.
+// Returns whether the state counts steps or updates; a parameter of the model may be called so,
+// too.
 bool is_count(const std::string& name) {
   return name == "step" || name == "updates" || counts_outer_updates(name);
 }
@@ -237,7 +238,7 @@ std::vector<SettingChange> all_changes(const RunOptions& options, const PlanSet&
   return changes;
 }
 
-// A name that is no setting accepts nothing: it is a slip.
+// Refuses names in --accept that are no settings: they would accept nothing.
 Status check_accepted(const StartOptions& asked, const std::string& before,
                       const std::string& now) {
   std::vector<std::string> known{"model", "data", "seed", "shuffle"};
@@ -257,7 +258,7 @@ Status check_accepted(const StartOptions& asked, const std::string& before,
   return ok_status();
 }
 
-// A formula of the learning rate takes each update for one of today's batch.
+// Warns that the formula of the learning rate counts all updates as if they had today's batch.
 void tell_tokens(const PlanSet& set, const Start& start,
                  const std::vector<SettingChange>& changes) {
   const auto is_of_batch = [](const SettingChange& one) {
