@@ -1,20 +1,19 @@
-// Links between processes that each have a device: NCCL's sends and receives, a communicator for
-// each of the plan's. All that a block of an exchange is goes into one group, so that nobody waits
-// for an order among them.
+// Links between processes that each have a device: NCCL's sends and receives, with one of its
+// communicators for each communicator of the plan. The sends and receives of one block of an
+// exchange form one NCCL group, so that no order among them is waited for.
 //
-// Kernels of all communicators that are under way at once fit on the device (blocks_of), so that
-// none waits for another one's end to begin. In the order in which the host has called them, which
-// NCCL can keep, they would: a send that is after one not yet received keeps back the receive that
-// its peer sends for (tests/cuda/communicator_orders_test.cc).
+// The kernels of all communicators fit on the device at once (blocks_of), so that none waits for
+// another one's end to begin. NCCL can also run kernels in the order of the host's calls. Then they
+// would wait: a send that follows one not yet received holds back the receive for which its own
+// peer waits (tests/cuda/communicator_orders_test.cc).
 //
-// All that NCCL sets up between members is set up when a communicator is opened. Left to itself it
-// connects two members when one of them first sends to the other, and the host's call waits until
-// the other makes its first call on the same communicator: two ranks that begin two communicators
-// in different orders would wait for each other for ever. All ranks open communicators in one
-// order.
+// Members are connected when a communicator is opened. NCCL would connect two members when one of
+// them first sends to the other, and the host's call would wait until the other makes its first
+// call on the same communicator: two ranks that begin two communicators in different orders would
+// wait for each other for ever. All ranks open communicators in one order.
 //
-// Communicators do not block: each call may come back before it is done, and the host asks until it
-// is, for as long as it waits for anything. NCCL itself finds no peer that hangs.
+// Communicators do not block: a call may return before it is done, and the host asks until it is,
+// but no longer than ranks wait for each other. NCCL itself does not notice a peer that hangs.
 #include "nccl_links.h"
 
 #include <fmt/format.h>
@@ -55,7 +54,7 @@ constexpr int kOldestForSeveral =
 constexpr int kOldestWithWindows = 22700;
 constexpr const char* kState = "ncclCommGetAsyncError";
 
-// Tells the sums that the plan leaves to the library, and what gathers the parts of all members.
+// Return whether the plan leaves a sum to the library, and whether all get what each member has.
 bool adds(const Instruction& one) { return one.fast; }
 bool gathers(const Instruction& one) {
   return one.kind == InstructionKind::kAllGather || one.kind == InstructionKind::kDispatch;
@@ -385,7 +384,7 @@ class NcclLinks final : public Links {
   // so with a number or byte of each, too; what larger ones need was connected with the
   // communicator (make_nccl_links).
   Status connect_group(int32_t number, int32_t communicator) {
-    constexpr size_t kResult = 8, kBytes = 16;  // in the scratch, behind the number that is added
+    constexpr size_t kResult = 8, kBytes = 16;  // in the scratch, after the number that is added
     const Joined& on = communicators_[static_cast<size_t>(number)];
     PIPER_CHECK(scratch_.size() >= kBytes + on.ranks.size(),
                 "the scratch holds no byte of each member");

@@ -1,4 +1,4 @@
-// Which algorithm a product takes least time with: measured on the device that is here, for a
+// Measures which algorithm of a product takes the least time on the device of this machine, for a
 // table.
 #include <algorithm>
 #include <cmath>
@@ -44,9 +44,10 @@ class Tuner {
     if (module_) device_->driver().cuModuleUnload(module_);
   }
 
-  // Takes the memory of the largest one; what does not fit is left out, and said.
+  // Allocates memory for the largest product. Tells which products do not fit, and leaves them out.
   Status begin(std::vector<Wanted>& wanted);
-  // Returns the best algorithm; nothing where the library's first one is. And its key.
+  // Returns the product's key, and the best algorithm; nothing where the library's first one is
+  // best.
   Result<std::pair<std::string, std::optional<AlgorithmNumbers>>> tune(const Wanted& wanted);
 
  private:
@@ -66,7 +67,7 @@ class Tuner {
   const Candidate* best() const;
   std::optional<AlgorithmNumbers> choose(const Wanted& wanted, const std::string& name) const;
   int run(int32_t bound) { return products_->run(bound, scratch_, device_->stream(0)); }
-  // Returns what a run says of a candidate that cannot.
+  // Returns the sentence for the status of a candidate that cannot run.
   std::string said(int status) const {
     const char* name = products_->name_of(status);
     return fmt::format("cublasLtMatmul: {} ({})", name ? name : "an unknown status", status);
@@ -167,7 +168,8 @@ Status Tuner::fill(const Wanted& wanted) {
   return ok_status();
 }
 
-// What is not written then is 0, and so is what is between lines.
+// Fills results with zeros, so that elements that no run writes, and those between rows, compare
+// equal.
 Status Tuner::clear(const Wanted& wanted, int made) {
   const std::array<std::byte*, kOperands> to = operands(made);
   for (const Operand each : {kD, kPre})
@@ -216,7 +218,7 @@ Result<Difference> Tuner::difference(const Wanted& wanted, int a, int b) {
   return all;
 }
 
-// Checks whether it gives what the first one gives, and that twice.
+// Runs the candidate twice, and checks that it gives both times what the first candidate gives.
 Status Tuner::check(const Wanted& wanted, Candidate& one) {
   const std::array<std::byte*, kOperands> again = operands(2);
   PIPER_ASSIGN(const int32_t second, products_->bind(wanted.product, again, &one.numbers));

@@ -9,7 +9,8 @@
 namespace piper::onnx_import {
 namespace {
 
-// An exporter that merges equal tensors leaves no two of them, and makes initializers of literals.
+// Returns whether the exporter merged equal tensors: it then left no two of them, and made literals
+// initializers.
 bool merges_equal(const OnnxModel& model) {
   std::set<std::string> seen;
   for (const OnnxNode& node : model.nodes)

@@ -104,7 +104,7 @@ double unit(DType dtype) {
                                 : std::ldexp(1, -7);
 }
 
-// In f64, undone step by step from the last.
+// Undoes the steps in f64, from the last one to the first.
 Result<OnnxTensor> undo_exactly(const Derivation& derivation, OnnxTensor value) {
   for (size_t s = derivation.size(); s-- > 0;) {
     const Step& step = derivation[s];

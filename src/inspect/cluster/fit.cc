@@ -66,7 +66,7 @@ Result<ProgramTimes> ProgramTimes::make(const ClusterDevice& device, const Measu
     made.near_.push_back({time.parts});
     if (time.least > 0) made.least_ = std::min(made.least_, one.median / time.least);
   }
-  // What the profile does not tell apart is as much faster or slower as all together.
+  // Rates that the profile does not tell apart share one factor, that of all parts together.
   std::vector<std::vector<double>> totals;
   for (const Near& near : made.near_) {
     double total = 0;

@@ -36,7 +36,7 @@ double matrices_time(const ClusterDevice& device, const OpWork& work, double pea
   return best;
 }
 
-// Tiles of queries go over the keys that they see.
+// Returns the time of an attention, whose processors each take a tile of queries over all keys.
 double attention_time(const ClusterDevice& device, const OpWork& work, double peak) {
   constexpr int64_t kQueries = 128;
   const double busy = std::min(1.0, work.count * tiles_of(work.m, kQueries) / device.processors);

@@ -35,8 +35,8 @@ class Ports {
   double latency_ = 0;
 };
 
-// Each member sends each other one an equal part of `bytes`: of these those to members of the same
-// node by the node's link, those to members of the same greater unit by its link.
+// Returns the way of an exchange: each member sends an equal part of `bytes` to each other member,
+// over the node's link within a node, and over the link of a level to members of other units there.
 Way exchange(const Cluster& cluster, const Spread& group, double bytes) {
   Ports ports(cluster);
   const auto members = static_cast<double>(group.members);
@@ -48,8 +48,8 @@ Way exchange(const Cluster& cluster, const Spread& group, double bytes) {
   return ports.way();
 }
 
-// `bytes` pass each place of a ring. Members of one unit go round in rings of their own, each with
-// the port of another member to leave it.
+// Returns the way of a ring in which `bytes` pass each member. Where a unit has several members,
+// there are as many rings, each of which leaves the unit by the port of another member.
 Way ring(const Cluster& cluster, const Spread& group, double bytes, double rounds) {
   std::map<int32_t, double> seconds;  // by link; of one of several levels those of the slowest
   Way way;
@@ -82,8 +82,8 @@ Way trees(const Cluster& cluster, const Spread& group, double bytes) {
   return way;
 }
 
-// A member sends one message, over the port of one level: the slowest of those between neighbours
-// says how long that takes.
+// Returns the way of a message from each member to the next one. It uses the port of one level, and
+// the slowest pair of neighbours counts.
 Way neighbours(const Cluster& cluster, const Spread& group, double bytes) {
   Way slowest;
   int64_t units = group.members;

@@ -20,7 +20,7 @@ bool take_number(const Json& json, int64_t least, int64_t& to) {
   return to >= least;
 }
 
-// Each block leaves some of a dim for the next one; what is left is at least one element.
+// Reads the cuts of a tensor. Each leaves a part of a dim, of at least one element, to the next.
 bool take_blocks(const Json& list, Held& held) {
   if (!list.is_array() || std::ssize(list) > kMostBlocks) return false;
   Shape left = held.whole.shape;

@@ -100,8 +100,8 @@ void copy_box(const Chunk& chunk, const Shape& whole, size_t bytes, std::byte* t
   }
 }
 
-// Returns the whole tensor's bytes, put together each time they are made: one tensor at a time is
-// in memory.
+// Returns a source that puts the whole tensor's bytes together each time it is read, so that only
+// one tensor at a time is in memory.
 Bytes whole_of(std::vector<Chunk> chunks, const TensorType& type) {
   const auto size = static_cast<size_t>(type.bytes());
   return Bytes::deferred(size, [chunks = std::move(chunks), type, size] {

@@ -243,7 +243,7 @@ void flatten(const yaml::Node& node, const std::string& prefix,
   if (!is_list && !node.is(yaml::Node::Kind::kMap)) settings[prefix] = print_value(node);
 }
 
-// Adds what a directive rounds on its way with loss, wherever it says so.
+// Adds the settings by which a directive rounds what it sends.
 void add_lossy(const yaml::Node& node, std::string& to) {
   const yaml::Entry* const lossy = node.find("lossy");
   if (lossy != nullptr && lossy->value.text == "true")

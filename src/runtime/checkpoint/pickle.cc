@@ -101,8 +101,8 @@ std::optional<Shape> Pickle::sizes(std::optional<uint32_t> value) const {
 
 // ---- Opcodes ------------------------------------------------------------------------------------
 
-// Runs the machine of pickles: values on a stack, marks between them, and numbered ones to take
-// again.
+// Runs a pickle's opcodes on a stack of values and marks, and a table of values that later opcodes
+// may use again.
 class PickleReader {
  public:
   PickleReader(std::span<const std::byte> bytes, const std::string& path, uint64_t at)

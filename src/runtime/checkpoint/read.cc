@@ -14,7 +14,7 @@ Error damaged(const std::string& path, std::string what) {
   return fail(SourceSpan{path}, "{}", what).with_code(ExitCode::kStorage);
 }
 
-// Runs that the parts of a file may have beside two for each of its elements: padding has some.
+// The most runs of a file beside two for each of its elements: padding has runs of its own.
 constexpr int64_t kSpareRuns = int64_t{1} << 22;
 
 Result<std::map<std::string, Box>> boxes_of(const std::string& path) {

@@ -40,7 +40,7 @@ std::vector<CheckpointState> states_of(const PlanSet& set) {
           aliases.push_back(name_of_whole(role.original(tensor), alias));
       states.push_back({std::move(name), tensor.whole_type(), kind, std::move(aliases)});
     }
-  // What a site has of its own is not the model's: that is what all sites have come to.
+  // The model's parameters are the outer ones, so those of sites count as states of an optimizer.
   const bool has_sites = std::ranges::any_of(
       set.roles, [](const RoleProgram& role) { return !role.outer_updates.empty(); });
   for (CheckpointState& state : states)

@@ -84,7 +84,7 @@ class TorchArchive {
   Error error(uint64_t offset, const std::string& what) const {
     return fail(SourceSpan{path_}, "byte {}: {}", at_ + offset, what);
   }
-  // Returns where the member begins that a name ends with, and its bytes, whose sum is compared.
+  // Returns the bytes of the member whose name ends so, and where they begin; compares their CRC.
   Result<std::pair<uint64_t, Bytes>> member(const std::string& name) const {
     const auto found = members_.find(name);
     if (found == members_.end())
@@ -203,8 +203,8 @@ std::optional<Described> describe(const Pickle& pickle) {
   return tensor;
 }
 
-// Says whether all elements lie in the storage, and none is there for several: a few bytes would
-// stand for any number.
+// Returns whether all elements lie in the storage, which has as many. Strides of 0 could make a
+// tensor of any size of a few bytes.
 bool fits(const Described& tensor) {
   if (tensor.sizes.size() != tensor.strides.size() || tensor.first < 0 || tensor.count < 0)
     return false;
