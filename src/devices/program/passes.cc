@@ -1,9 +1,9 @@
 // Ops that go over the same rows -> passes.
 //
-// A tensor is rows of its last dim. By its letters an op goes over rows where all letters of the
-// other dims of what it makes (or, where it only sums over rows, of what it reads) are in front,
-// in one order, in each operand that has any of them: then a row of its results needs that row of
-// such operands, and all of the others. What lacks these letters in a result is a sum over rows.
+// A tensor is seen as rows of its last dim. An op goes over rows if the loop letters of the other
+// dims of its result (or, where it only sums over rows, of what it reads) come first and in one
+// order in each operand that has any of them. Then a row of its results needs the same row of these
+// operands, and all of the others. A result without these letters is a sum over rows.
 //
 // A pass is where its last op was: so it may only take in ops whose results others read
 // after that place, and whose operands are still there.
@@ -200,9 +200,9 @@ class RowJoiner {
     members_[b] = std::move(both);
   }
 
-  // Returns whether the ops may go over their rows at once: they have the same, of one width or of
-  // single elements, one makes no sum over rows that another reads, and what is made row by row is
-  // read so.
+  // Returns whether the ops may go over their rows at once: all have as many rows, of one width or
+  // of single elements; none reads a sum over rows that another makes; and what one makes row by
+  // row the others read row by row.
   bool go_together(const std::vector<size_t>& members) const {
     int64_t width = 0;
     bool keeps_row = false;

@@ -104,9 +104,10 @@ bool DataFile::is_cut() const {
   return now && now->st_size < about_.st_size;
 }
 
-// Times can be set, all except the one of the last change of anything. Of a file that is not
-// compared as a whole, such a change is taken for a write unless something else of it has changed.
-// A change that has left the content as it was is no reason to read it again.
+// Returns whether the file was written to. Programs can set all its times except the one of the
+// last change of content or status (ctime), so that decides. Where only a part of the content is
+// compared and is the same, such a change counts as a write unless it explains itself by mode,
+// owner or links.
 bool DataFile::is_written_to(const struct stat& now) const {
   if (now.st_ctim.tv_sec == seen_.st_ctim.tv_sec && now.st_ctim.tv_nsec == seen_.st_ctim.tv_nsec)
     return false;

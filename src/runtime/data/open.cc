@@ -31,7 +31,7 @@ struct Sources {
   }
 };
 
-// Takes what stands behind the last ':' off, if it says something of tokens.
+// Cuts off the text after the last ':' if it says something of tokens.
 Result<bool> take_suffix(const std::string& whole, TokenFiles& files) {
   constexpr std::string_view kSeparator = "separator=";
   const size_t colon = files.pattern.rfind(':');

@@ -100,7 +100,8 @@ std::optional<TokenType> type_of_code(uint8_t code) {
   return std::nullopt;
 }
 
-// Sequences lie one behind the other in the file of tokens, and documents are runs of them.
+// Checks that sequences follow each other in the file of tokens, and that documents are runs of
+// them.
 Status check_index(const SourceSpan& at, const Bytes& bytes, int64_t sequences, int64_t entries,
                    int width, size_t token_bytes) {
   const std::byte* const lengths = bytes.data + kIndexHeader;
@@ -205,7 +206,7 @@ std::optional<TokenType> parse_token_type(std::string_view name) {
   return std::nullopt;
 }
 
-// What is written to while it is mapped may say anything: it is looked up within bounds.
+// A file that is written to while it is mapped may say anything, so numbers are checked again.
 int64_t DocumentIndex::begin(int64_t document) const {
   if (document >= documents_) return INT64_MAX;
   const MappedRead reading(file_.path());

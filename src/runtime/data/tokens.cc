@@ -53,8 +53,8 @@ class TokenFeed final : public Feed {
     }
     return ok_status();
   }
-  // Segments stand one behind the other, then padding, which is no document of the others': its
-  // ids are the least legal one, and no label of it is learned.
+  // Copies the segments one after the other, then padding, which is a document of its own: its ids
+  // are the least legal one, and no label of it is learned.
   Status copy_packed(const TokenSet::Window& window, const SampleCut& cut, std::byte* to) const {
     const TokenShard& shard = *window.shard;
     const int64_t length = need_.type.shape[1];

@@ -9,7 +9,7 @@
 
 namespace piper {
 
-// A core of our own gains from a short look; a shared one from giving way early.
+// Waits some tens of cycles between two looks.
 void Doorbell::relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

@@ -61,12 +61,13 @@ void HostMemory::make_block() {
   }
   new (own_) HostBlock;  // its slots stay untouched: no memory is taken until they are used
   own_->token.store(make_token(rank_));
-  // Neighbours read where a stopped rank is, also where only debuggers may by default.
+  // Neighbours may then read the stack of a stopped rank, also where by default only debuggers may.
   prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
 }
 
-// Whoever comes first makes it; it is as long for all. Its memory is taken at once: where the file
-// system is full, ranks share nothing, and a write to a page that cannot be had would end them.
+// Opens the entries of all ranks of the host; the first rank makes them. Their memory is allocated
+// at once: where the file system is full, ranks share nothing, as a write to a page that is not to
+// be had would end them.
 void HostMemory::open_entries(uint64_t job) {
   const std::string name = fmt::format("/piper-{:016x}", job);
   const int file = shm_open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);

@@ -62,8 +62,8 @@ struct Shared {
       : world(world_size), options(transport_options) {
     for (int64_t i = 0; i < world; ++i) places.emplace_back();
     unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-    // Some milliseconds where nobody else wants the core, as long as a pipeline's bubble: to wake a
-    // sleeper takes a twentieth of one, and all ranks wait for it.
+    // Where nobody else wants the core, polling lasts some milliseconds, as long as a pipeline's
+    // bubble: to wake a sleeper takes a twentieth of one, for which all ranks would wait.
     spins = world <= cores ? 200'000 : 64;
   }
   Seat& seat(int64_t rank) { return places[static_cast<size_t>(rank)].seat; }

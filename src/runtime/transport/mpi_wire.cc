@@ -21,7 +21,7 @@ namespace {
 
 constexpr double kAbortSeconds = 5;
 
-// For the messages of a process that does not know its rank yet.
+// Returns how errors name a process that does not know its rank yet.
 std::string who() {
   const auto launch = launched();
   if (!launch || !*launch) return "this process";
@@ -37,7 +37,7 @@ std::string alone_text(double seconds, const char* where) {
                      "start more time"));
 }
 
-// A rank has more threads than one, and each may be the one that calls MPI.
+// Ends a job whose MPI lets only one thread call it: each thread of a rank may be the caller.
 [[noreturn]] void end_unthreaded() {
   const Error error =
       fail("{}: this MPI lets only one thread call it (MPI_THREAD_SERIALIZED is not provided)",
@@ -99,9 +99,9 @@ class MpiWire final : public Wire {
   const double start_timeout_;
   int64_t rank_ = 0, world_ = 1;
   uint64_t job_ = 0;
-  // By lane, and for stops.
+  // One communicator for each lane, and one for stops.
   MPI_Comm lanes_[kLanes] = {MPI_COMM_NULL, MPI_COMM_NULL, MPI_COMM_NULL}, stops_ = MPI_COMM_NULL;
-  // Messages of several parts, by the first: their places in memory.
+  // The places in memory of messages of several parts, by their first part.
   std::unordered_map<const MessagePart*, MPI_Datatype> messages_of_parts_;
   Stop stop_in_, stop_out_;
   MPI_Request stop_request_ = MPI_REQUEST_NULL;
@@ -176,7 +176,7 @@ void MpiWire::abort(const Error& reason) {
     if (peer == rank_) continue;
     MPI_Isend(&stop_out_, sizeof(Stop), MPI_BYTE, peer, 0, stops_, &requests.emplace_back());
   }
-  // A short while for those that still listen; a dead rank must not hold us up.
+  // Ranks that still listen have a short while to hear it; a dead one must not hold this one up.
   auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
   int flag = 0;
   while (flag == 0 && std::chrono::steady_clock::now() < until) {

@@ -1,4 +1,4 @@
-// Waits for other processes, and says for whom in vain.
+// Waits for other processes, and names those that do not come.
 #include "peers.h"
 
 #include <fmt/format.h>
@@ -29,8 +29,8 @@ Peers::Peers(std::unique_ptr<Wire> wire, double timeout_s)
       timeout_(timeout_s),
       memory_(wire_->job(), rank_, world_) {}
 
-// Where nobody else wants the core, a neighbour that is a segment behind is there sooner than the
-// core would be back.
+// Lets ranks poll where nothing else wants the core: a neighbour that is a segment behind comes
+// sooner than a sleeper wakes.
 void Peers::note_all_have_come() {
   if (memory_.all_have_come() <= sysconf(_SC_NPROCESSORS_ONLN)) spins_ = kSpins;
 }

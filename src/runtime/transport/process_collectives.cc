@@ -9,8 +9,8 @@
 
 namespace piper::process {
 
-// Returns what fits: its own data in out_, and in in_ a slice from every member, each with its
-// rounding.
+// Returns the most bytes of a segment: out_ holds its own data, in_ a slice from every member, each
+// rounded up.
 int64_t ProcessFabric::segment_bytes(const Group& group) const {
   int64_t room = static_cast<int64_t>(in_.size()) - 2 * kFlatAlign * group.size();
   return std::max(room / kFlatAlign, int64_t{1}) * kFlatAlign;
@@ -76,7 +76,7 @@ struct Portion {
     shard->for_each_run(member, at, at + bytes, visit);
   }
   bool is_scattered() const { return shard->stretches > 1; }  // over the whole
-  // What of them is in the whole, for the last members may have less.
+  // Returns how many of the bytes are in the whole: the last members may have fewer.
   int64_t length(int64_t member) const {
     int64_t sum = 0;
     for_each_run(member, [&](const Shard::Run& run) { sum += run.bytes; });
@@ -88,7 +88,7 @@ struct Portion {
     for_each_run(member, [&](const Shard::Run& run) { place += run.whole; });
     return place;
   }
-  // Returns the member's in one piece: where they are, or in `room`.
+  // Returns the member's bytes in one piece: in their place, or copied to `room`.
   std::byte* joined(int64_t member, std::byte* room) const {
     if (!is_scattered()) return of(member);
     for_each_run(member, [&](const Shard::Run& run) {
@@ -224,7 +224,7 @@ Status ProcessFabric::reduce_in_blocks(Group& group, const Shard& shard) {
   return ok_status();
 }
 
-// Each member sends its part in blocks, as many at a time as fit, and all take them apart.
+// Each member sends its part in blocks, as many at a time as fit, and all decode them.
 Status ProcessFabric::gather_in_blocks(Group& group, const Shard& shard) {
   if (group.size() == 1) {
     round_in_blocks(shard.blocks, shard.dtype, shard.part, shard.count, shard.whole);

@@ -206,7 +206,7 @@ bool Rendezvous::answer(Guest& guest) {
   return false;
 }
 
-// What is wrong ends the start for all.
+// Lets a process join; anything wrong ends the start of the job for all.
 bool Rendezvous::join(Guest& guest) {
   const Ask& ask = guest.ask;
   Place place = peer_place_of(guest.socket);
@@ -237,7 +237,8 @@ bool Rendezvous::join(Guest& guest) {
   return guest.joined = true;
 }
 
-// Who came over the loopback listens where rank 0 does, as others see it.
+// Returns the address at which the asker finds a rank. One that came over the loopback is on rank
+// 0's host, so it is found at the address by which the asker knows rank 0.
 Place Rendezvous::place_for(const Socket& asker, int64_t rank) const {
   Place place = places_[static_cast<size_t>(rank)];
   if (place.family != 0 && !(place.is_loopback() && !peer_place_of(asker).is_loopback()))
@@ -310,7 +311,7 @@ bool waits_for_answer(const Socket& socket, double seconds, const StartLimit& li
   return false;
 }
 
-// An answer of another program is none.
+// Returns whether rank 0 has answered, and no other program.
 bool is_answer(const Answer& answer) {
   return std::memcmp(answer.magic, kMagic, sizeof kMagic) == 0 &&
          std::memchr(answer.text, 0, sizeof answer.text) != nullptr;

@@ -53,8 +53,8 @@ std::byte* SharedSums::slot_of(const Group& group, int64_t member, const Segment
   return memory_.block(group.ranks[static_cast<size_t>(member)])->slots[segment.slot()];
 }
 
-// Gives counters of its own to a group whose members all share memory with each other. Members on
-// other hosts are not among those that came here, which all members know without asking.
+// Gives counters of its own to a group whose members all share memory. All members decide alike
+// without a message: a group with a member on another host has none.
 Status SharedSums::join(Group& group) {
   group.joined = true;
   const auto is_here = [&](int64_t rank) { return memory_.is_here(rank); };
@@ -88,7 +88,7 @@ Status SharedSums::wait_counter(Group& group, int64_t member,
   });
 }
 
-// Others may still take slices from it, of another group maybe.
+// Waits until no member takes slices from the slot any more; the last user may be another group.
 Status SharedSums::clear_slot(size_t slot) {
   const auto [user, number] = slot_users_[slot];
   for (int64_t i = 0; user != nullptr && i < user->size(); ++i)

@@ -183,7 +183,7 @@ bool TcpWire::end(Line& line) {
   return true;
 }
 
-// What has stopped this rank goes on to all that it talks with.
+// Tells all connected ranks what has stopped this one.
 void TcpWire::stop(Line& line) {
   stopped_by_ = line.frame.tag;
   reason_.assign(reinterpret_cast<const char*>(line.text.data()), line.text.size());

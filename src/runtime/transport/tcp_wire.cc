@@ -38,7 +38,7 @@ Status TcpWire::start(const StartLimit& limit) {
   return ok_status();
 }
 
-// Who has heard a bye does not take the end of the line for the end of a rank.
+// Says bye, so that the others do not take the closed connections for the end of a rank.
 TcpWire::~TcpWire() {
   if (!aborted_ && !broken_ && stopped_by_ < 0 && lost_.empty()) {
     for (const auto& line : lines_)
@@ -181,8 +181,8 @@ void TcpWire::lose(Line& line, const std::string& why) {
                       known.empty() ? to_string(place) : known, why);
 }
 
-// `problem`: the system's; 0: the other side has closed the line. Why is asked later: a process
-// that ends does not close all at once.
+// Notes that a connection has ended; `problem` is the system's number, 0 where the other side has
+// closed it. Why is asked later: a process that ends does not close all connections at once.
 void TcpWire::ended(Line& line, int problem) {
   const bool is_first = lost_.empty();
   lose(line, "");
@@ -298,7 +298,7 @@ Status TcpWire::receive(Transfer& transfer, const Address& from,
   return ok_status();
 }
 
-// A small message that has come gets to its place.
+// Copies a small message that came early to its place.
 void TcpWire::take(Line& line, Work& work, Early& early) {
   const std::byte* from = early.bytes.data();
   for (size_t p = 0; p < work.cursor.count; ++p) {
