@@ -4,6 +4,7 @@
 #include "bad.h"
 #include "files.h"
 #include "piper/base/memory.h"
+#include "piper/plan/cuts.h"
 #include "piper/plan/trained_parts.h"
 
 namespace piper {

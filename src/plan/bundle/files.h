@@ -60,10 +60,6 @@ int64_t members_of(const RoleProgram& role, int32_t group);
 // elements past its end are fewer than all ranks: what is cut over some of them is cut so that it
 // could be over more.
 bool is_part(const RoleProgram& role, int64_t own, int64_t whole, int64_t members);
-// Returns what a cut over so many ranks leaves of a dim.
-inline int64_t cut_extent(int64_t extent, const TensorCut& cut, int64_t parts) {
-  return cut.block > 0 ? cut.outer * cut.block : extent / parts;
-}
 // Cuts a dim to a member's blocks; false where these are not equal.
 bool cut_dim(Shape& shape, int64_t dim, int64_t outer, int64_t parts);
 // Checks the sizes of a role program that is sound otherwise.

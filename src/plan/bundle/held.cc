@@ -5,6 +5,7 @@
 
 #include "files.h"
 #include "piper/ir/optimizers.h"
+#include "piper/plan/cuts.h"
 #include "piper/plan/outer_updates.h"
 #include "piper/plan/sites.h"
 #include "piper/plan/trained_parts.h"

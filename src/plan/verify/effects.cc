@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "piper/base/float16.h"
+#include "piper/plan/cuts.h"
 #include "values.h"
 #include "walk.h"
 
@@ -68,7 +69,7 @@ class EffectsWalk : public BufferWalk<uint64_t> {
         continue;
       }
       const int64_t ranks = model_.mesh[static_cast<size_t>(cut.axis)].second,
-                    own = cut.block > 0 ? cut.outer * cut.block : left[d] / ranks;
+                    own = cut_extent(left[d], cut, ranks);
       // A dim without elements is not padded, and no memory has as many as overflow.
       if (left[d] == 0 || __builtin_mul_overflow(all[d] / left[d] * ranks, own, &all[d])) return;
       left[d] = own;

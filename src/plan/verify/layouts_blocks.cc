@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "layouts.h"
+#include "piper/plan/cuts.h"
 
 namespace piper {
 
@@ -275,11 +276,6 @@ struct Factor {
   int64_t size = 1;
 };
 
-// Returns the extent of a rank's part of a dim.
-int64_t own_of(int64_t extent, const TensorCut& cut, int64_t parts) {
-  return cut.block > 0 ? cut.outer * cut.block : extent / parts;
-}
-
 // Inserts a cut into the factors of a dim. Returns false if it crosses blocks of an earlier cut.
 bool cut_factors(std::vector<Factor>& dim, const TensorCut& cut, int64_t parts) {
   int64_t outer = cut.outer;
@@ -320,7 +316,7 @@ Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis) {
     }
     const int64_t size = role.mesh[cut.axis].second;
     if (size > 1 && !cut_factors(dims[dim], cut, size)) return {Lies::kUnknown};
-    left[dim] = own_of(left[dim], cut, size);
+    left[dim] = cut_extent(left[dim], cut, size);
     if (cut.axis == axis) own = dim, lies.kind = Lies::kCut;
   }
   PIPER_CHECK(tensor.part_of >= 0 || left == tensor.type.shape,
