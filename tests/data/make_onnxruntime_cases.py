@@ -219,6 +219,11 @@ def loops():
                  ("Identity", "go", "go2", {}), ("ReduceSum", "h2,axis", "r", {"keepdims": 0})],
                 {"go2": boolean, "h2": f32, "r": f32}, [("axis", np.array([1]))])
     case("loop", [("Loop", "count,yes,x", "h,rs", {"body": turn})], {"x": x, "w": w}, ["h", "rs"], yes)
+    # Without a turn nothing is stacked.
+    none = body({"t": i64, "go": boolean, "h": f32}, [("Neg", "h", "h2", {}), ("Identity", "go", "go2", {}), ("Neg", "t", "k", {})],
+                {"go2": boolean, "h2": f32, "k": i64})
+    case("loop_without_turns", [("Loop", "none,yes,x", "h,ks", {"body": none}), ("Concat", "ks,z", "all", {"axis": 0})],
+         {"x": x, "z": np.array([5, 7])}, ["h", "all"], {"yes": yes["yes"], "none": np.array(0)})
     inner = body({"u": i64, "go": boolean, "a": f32}, [("Mul", "a,half", "b", {}), ("Add", "b,h", "c", {}), ("Identity", "go", "g", {})],
                  {"g": boolean, "c": f32})
     outer = body({"t": i64, "go": boolean, "h": f32},

@@ -65,10 +65,9 @@ class Unrolling {
           "one",
           node_.label(), turns, body_->nodes.size(), room);
     room -= turns * count;
-    if (turns == 0 && stacked_ > 0)
-      return fail("{}: a loop without turns has nothing to stack", node_.label());
     if (!is_scan_) PIPER_TRY(check_goes_on());
     for (int64_t t = 0; t < turns; ++t) take_turn(t, turns);
+    if (turns == 0 && stacked_ > 0) PIPER_TRY(take_none());
     finish();
     return std::move(made_);
   }
@@ -159,6 +158,19 @@ class Unrolling {
     for (size_t j = 0; j < stacked_; ++j) stacks_[j].push_back(turn.outputs[first + carried_ + j]);
   }
 
+  // What no turn stacks has the type of what a turn does, of which nothing is kept.
+  Status take_none() {
+    if (is_scan_) return fail("{} has no turn, which would say what it stacks", node_.label());
+    const std::vector<std::string> states = states_;
+    take_turn(0, 1);
+    states_ = states;
+    OnnxTensor none;
+    none.name = none_ = node_.outputs[0] + "/none";
+    none.type = {DType::kI64, {0}};
+    model_.initializers.push_back(std::move(none));
+    return ok_status();
+  }
+
   void finish() {
     for (size_t i = 0; i < carried_; ++i)
       if (!node_.outputs[i].empty()) add("Identity", {states_[i]}, node_.outputs[i], {});
@@ -167,10 +179,12 @@ class Unrolling {
       if (output.empty()) continue;
       if (is_scan_ && loop_item(node_, "scan_output_directions", j) != 0)
         std::reverse(stacks_[j].begin(), stacks_[j].end());
+      const std::string stack = none_.empty() ? output : output + "/one";
       add("SequenceConstruct", stacks_[j], output + "/turns", {});
-      add("ConcatFromSequence", {output + "/turns"}, output,
+      add("ConcatFromSequence", {output + "/turns"}, stack,
           {{"axis", is_scan_ ? loop_item(node_, "scan_output_axes", j) : 0},
            {"new_axis", int64_t{1}}});
+      if (!none_.empty()) add("Gather", {stack, none_}, output, {});
     }
   }
 
@@ -202,6 +216,7 @@ class Unrolling {
   size_t carried_ = 0, scanned_ = 0, stacked_ = 0;
   std::vector<std::string> states_;               // carried to the next turn
   std::vector<std::vector<std::string>> stacks_;  // by stacked output, of each turn
+  std::string none_;                              // names no turn, where none is taken
   std::vector<OnnxNode> made_;
 };
 
