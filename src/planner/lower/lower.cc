@@ -85,7 +85,7 @@ void add_tensors(const Dag& dag, const Places& places, Lowered& lowered) {
   }
 }
 
-// All have those that any has: communicators name them for all.
+// Gives all roles the streams that any has: communicators number them for all.
 void equal_streams(std::vector<RoleProgram>& roles) {
   const auto fewer = [](const RoleProgram& a, const RoleProgram& b) {
     return a.streams.size() < b.streams.size();

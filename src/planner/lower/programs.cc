@@ -174,8 +174,8 @@ class SegmentBuilder {
     return dims;
   }
 
-  // How much there is in all of a dim tells an op that works on a part of it; what has been put
-  // together again, to ops for which a part was foreseen, it tells nothing.
+  // Returns the attributes of the op. The extent of the whole dim is one of them only where the op
+  // works on a part: an op made for a part may have an operand that was put together again.
   Attrs attrs_of(const Node& node) const {
     const OpDef* def = find_op(node.op);
     const auto whole = std::ranges::find(def->attributes, "whole", &OpAttribute::name);

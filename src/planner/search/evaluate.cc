@@ -53,7 +53,7 @@ std::string print_outcome(const Result<Outcome>& outcome) {
   return text;
 }
 
-// Nothing: it is not one of ours, or not whole.
+// Returns a result that was kept; nothing where the text is not one of ours, or is not whole.
 std::optional<Result<Outcome>> parse_outcome(const std::string& text) {
   const std::vector<std::string> lines = split_text(text, '\n');
   if (lines.size() < 2 || lines[0] != kFirstLine) return std::nullopt;
@@ -134,7 +134,7 @@ Result<Outcome> Evaluator::run(const std::string& text, size_t number, bool may_
   return outcome;
 }
 
-// What cannot be kept is computed another time.
+// Keeps a result. One that cannot be written is computed again the next time.
 void Evaluator::keep(const std::string& file, const Result<Outcome>& outcome) const {
   const Status written = write_file(file, print_outcome(outcome));
   if (written || !options_.warn) return;

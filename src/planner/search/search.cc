@@ -150,7 +150,7 @@ class Search {
       return includes(choice, *knob) == includes(values_, *knob);
     });
   }
-  // Returns the choice with the values that stay; others of the mesh give way.
+  // Returns the choice with the values of --fix; the rest of the mesh is adapted to them.
   SearchChoice fixed(SearchChoice choice) const {
     for (const Knob* knob : knobs_) {
       if (knob->number) choice.*knob->number = values_.*knob->number;
@@ -158,7 +158,7 @@ class Search {
       if (knob->flag) choice.*knob->flag = values_.*knob->flag;
       if (includes(values_, *knob)) choice.beside.emplace(knob->beside);
     }
-    // What is kept is kept within a budget, and a budget keeps something.
+    // A budget needs an amount to keep, and the amount needs a budget.
     if (values_.keep > 0 && values_.recompute.empty()) choice.recompute = options_.space.budget;
     settle(options_.space, choice);
     if (!values_.recompute.empty() && values_.recompute == options_.space.budget &&
@@ -202,7 +202,8 @@ class Search {
            is_possible(options_.space, choice, batch_) && !known_.contains(choice) &&
            may_work(choice) && std::ssize(tried_) < options_.most;
   }
-  // What the model has nothing for, as experts, is refused each time: it is left after the second.
+  // A choice for which the model has nothing, such as experts, is refused each time, so it is not
+  // tried again after the second refusal.
   bool may_work(const SearchChoice& choice) const {
     return std::ranges::none_of(names_of(options_.space, choice), [&](const std::string& name) {
       const auto found = refused_.find(name);
@@ -218,8 +219,8 @@ class Search {
         ++count;
     }
   }
-  // Tries all that may be, each beside others. What one came to counts when those before it do, so
-  // that all is as if one were tried after the other.
+  // Tries the choices, several at once. Their results count in the order of the choices, as if one
+  // were tried after the other.
   void try_all(const std::vector<SearchChoice>& choices) {
     for (size_t from = 0; from < choices.size();) {
       std::vector<SearchChoice> wave;
@@ -312,7 +313,7 @@ class Search {
     return error;
   }
 
-  // Fitting ones are before others; these are better the less they lack.
+  // Choices that fit in memory come first; of the others one is better the less memory it takes.
   static bool is_better(const Tried& a, const Tried& b) {
     const auto rank = [](const Tried& one) { return one.fits() ? 0 : one.refused.empty() ? 1 : 2; };
     if (rank(a) != rank(b)) return rank(a) < rank(b);
@@ -393,8 +394,8 @@ class Search {
   double bound_ = 0;
 };
 
-// Each range of nodes, and what has all of them, is so many times as large; a single node has more
-// devices.
+// Makes the cluster `factor` times as large: with more nodes in each range and in the last level,
+// or, where it is a single node, with more devices.
 void enlarge(Cluster& cluster, int64_t factor) {
   if (cluster.levels.empty()) {
     cluster.nodes.front().devices *= factor;
