@@ -377,6 +377,19 @@ class Speech(nn.Module):
         return aligned - likely + torch.cov(logs[0].T).square().mean() + torch.corrcoef(logs[1].T)[0, 1]
 
 
+class Longest(nn.Module):
+    """As many steps as the longest has, which an input of integers decides; where `of_floats`, as the largest number does."""
+
+    def __init__(self, of_floats=False):
+        super().__init__()
+        self.fc, self.of_floats = nn.Linear(4, 4), of_floats
+
+    def forward(self, x, lengths):
+        longest = int(((x[:, 0, 0].sign().long() if self.of_floats else lengths).max() + 1).item())
+        counts = torch.arange(longest) < lengths[:, None]
+        return (self.fc(x[:, :longest]).square().mean(-1) * counts).sum() / counts.sum()
+
+
 class Strides(nn.Module):
     """Windows of what lies in memory otherwise than its dims say."""
 
@@ -681,8 +694,31 @@ class Odd(nn.Module):
         orders = equal.argsort(stable=True), (equal == 0).argsort(descending=True, stable=True), torch.sort(equal.float(), stable=True, descending=True)[1]
         return sum((h.flatten()[order] * weights[: order.shape[0]]).sin().mean() for order in orders) + x.sort(dim=0, stable=True)[0].mul(h).mean()
 
+    def edges(self, h, x):
+        """Edges of a graph without those from a node to itself, and with one for each node, as layers of graphs make them."""
+        every = torch.stack([(x > 0).long() + (x > 1).long(), (x < 0.3).long()]).flatten(1)
+        kept, loops = every[0] != every[1], torch.arange(3)
+        edges, added = torch.cat([every[:, kept], loops.repeat(2, 1)], 1), h[:3, 1].clone()
+        added[every[0][~kept]] = h.flatten()[~kept]
+        weights = torch.cat([h.flatten()[kept], added])
+        row, column = edges
+        messages = h.index_select(0, row) * weights.exp().view(weights.size(0), -1)
+        rows = column.view(-1, 1).expand_as(messages)
+        sums, counts = h.new_zeros(3, 4).scatter_add_(0, rows, messages), h.new_zeros(3).scatter_add_(0, column, h.new_ones(messages.size(0)))
+        largest = h.new_zeros(3, 4).scatter_reduce_(0, edges.flip(0)[0].view(-1, 1).expand_as(messages), messages, "amax", include_self=False)
+        weighed = h.new_zeros(3).scatter_add_(0, row, torch.ones((edges.size(1),), dtype=h.dtype))
+        return (sums / counts.clamp(min=1).view(-1, 1)).square().mean() + largest.sin().mean() + (weighed * weighed * h[:3, 0]).mean()
+
+    def unread(self, h, x):
+        """A norm whose statistics change and of whose results nothing is read."""
+        self.part(h.sin())
+        return h.square().mean()
+
     def dropped(self, h, x):
         return F.dropout(h[x > 0], 0.3).square().mean()
+
+    def summed(self, h, x):
+        return (h[x > 0].cumsum(0) * x[0, 0]).mean()
 
     def mixed(self, h, x):
         return torch.cat([h[x > 0], x.flatten()]).square().mean()
@@ -944,6 +980,15 @@ def said(module, args, path, kwargs=None, **options):
     return "\n".join(lines)
 
 
+def said_of_batch(path, batch):
+    """Whether a step of Piper on another batch than the example is one, or why not."""
+    try:
+        train_in_piper(BIN, path, path.parent, batch, 4, 0.1, True)
+    except NotExported as error:
+        return f"refused: {error}"
+    return "trained"
+
+
 def differences_after(module, batches, path):
     """The names of what Piper and PyTorch, both in float64, have otherwise after a step on each batch."""
     inputs = {f"batch/{k}/x": batch for k, batch in enumerate(batches)}
@@ -1009,6 +1054,11 @@ def main():
         hidden = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0], [1, 0, 0]])
         cases.append((said(Hidden(), (torch.randn(4, 3, 4), hidden), path), ["is one of PyTorch: loss"]))
         cases.append((said(EachSample(), (torch.randn(4, 4), torch.full((4,), -100)), path), ["refused: nothing is compared: in PyTorch itself its loss is not finite"]))
+        steps, lengths = torch.randn(4, 6, 4), torch.tensor([2, 4, 1, 3])
+        cases.append((said(Longest(), (steps, lengths), path), ["forward asks inputs for numbers, such as how long the longest is (", "export_test.py:", "is one of PyTorch: loss"]))
+        cases.append((said_of_batch(path, {"batch/0/x": steps, "batch/0/lengths": lengths}), ["trained"]))
+        cases.append((said_of_batch(path, {"batch/0/x": steps, "batch/0/lengths": lengths - 1}), ["refused: piper-run does not run it", "the loss is nan"]))
+        cases.append((said(Longest(of_floats=True), (steps, lengths), path), ["refused: torch.export does not trace Longest: what it does there depends on values"]))
         cases.append((said(Asks(), (torch.randn(4, 4),), path), ["is one of PyTorch: loss"]))
         cases.append((said(Asks(True), (torch.randn(4, 4),), path), ["depends on values that inputs or parameters decide: if (x if self.values", "torch.where"]))
         labels = torch.tensor([[1, 1], [2, 3], [4, 1], [1, 2]])
@@ -1055,17 +1105,19 @@ def main():
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, routed=["is one of PyTorch: loss"], stable=["is one of PyTorch: loss"], modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
                    counted_labels=["bincount returns `minlength` counts", "is one of PyTorch: loss"], diagonals=["is one of PyTorch: loss"],
-                   mixed=["refused: piperc does not take the file", "how many elements x[mask] has depends on values"], picked=["refused: ", "not supported", "choose by torch.where"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
+                   edges=["is one of PyTorch: loss"], unread=["buffers part.running_mean, part.running_var, part.num_batches_tracked", "is one of PyTorch: loss"],
+                   mixed=["is one of PyTorch: loss"], summed=["refused: piperc does not take the file", "how many elements x[mask] has depends on values"], picked=["refused: ", "not supported", "choose by torch.where"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
                    keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],
                    raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])
         for kind, words in few.items():
-            odd = Odd(kind, nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2, 5], div_value=1.0) if kind == "clusters" else None)
+            parts = dict(clusters=nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2, 5], div_value=1.0), unread=nn.BatchNorm1d(4))
+            odd = Odd(kind, parts.get(kind))
             with plans_of_products() if kind == "multiplied" else nullcontext():
                 cases.append((said(odd, (batches[0],), path), words))
             assert kind != "masked" or train_in_piper(BIN, path, path.parent, {"batch/0/x": batches[0]}, 4, 0.1, True)[0] < 1e-12
             assert kind != "some" or differences_after(odd, [batches[0], -batches[0].abs(), batches[1]], path) == []
             assert kind not in ("counted", "multiplied") or "the batch stays" not in cases[-1][0], cases[-1][0]
-            assert kind not in ("kept", "beside", "flagged", "inner", "penalty") or differences_after(odd, batches, path) == []
+            assert kind not in ("kept", "beside", "flagged", "inner", "penalty", "edges", "unread", "mixed") or differences_after(odd, batches, path) == []
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds, **named: input):  # with which the file evaluates as the module seems to
             cases.append((said(Modes(clamps=True), (batches[0],), path), ["is one of PyTorch", "warning: piperc --eval evaluates another model than Modes is after eval()"]))
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds: input * 2):

@@ -237,6 +237,25 @@ def write_diagonals(program):
     program.graph_module.recompile()
 
 
+def write_statistics(program, read):
+    """What becomes of the running statistics of batch norms of which nothing else is `read`: the file has no such norm."""
+    aten = torch.ops.aten
+    for node in [node for node in program.graph.nodes if node.target is aten._native_batch_norm_legit_functional.default and node not in read and node.args[5]]:
+        input, momentum = node.args[0], node.args[6]
+        dims = [0, *range(2, input.meta["val"].dim())]
+        with program.graph.inserting_before(node):
+            call = Parts(program.graph)
+            now = call(aten.mean.dim, input, dims), call(aten.var.correction, input, dims, correction=1)
+            after = [call(aten.add.Tensor, call(aten.mul.Tensor, before, 1 - momentum), call(aten.mul.Tensor, one, momentum)) for before, one in zip(node.args[3:5], now)]
+        for user in [user for user in node.users if user.args[1] in (3, 4)]:
+            made = after[user.args[1] - 3]
+            user.replace_all_uses_with(made)
+            for spec in program.graph_signature.output_specs:
+                if spec.arg.name == user.name:
+                    spec.arg = torch.export.graph_signature.TensorArgument(name=made.name)
+    program.graph_module.recompile()
+
+
 def drop_assertions(program):
     """What is asserted of values, and what is computed for that alone."""
     asserted = {"aten._assert_scalar", "aten._assert_async", "aten._assert_tensor_metadata", "aten.sym_constrain_range", "aten.sym_constrain_range_for_size"}

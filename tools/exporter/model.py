@@ -1,16 +1,18 @@
 """Traces a module and writes the file: the graph, and in its metadata what training needs to know of parameters and buffers."""
 import copy
+import functools
 import inspect
 import json
 import re
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from itertools import filterfalse
 
 import onnxscript.ir
 import torch
 from torch.utils import _pytree as pytree
 
 from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_of_batch
-from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies, write_diagonals
+from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies, write_diagonals, write_statistics
 from .equivalents import adaptive_softmax_whole
 from .errors import NotExported, depends_on_values, first_line, is_transformed, makes_a_constant, place_of_error, place_of_node
 from .functions import CURVED, OTHER, SCALES, Functions
@@ -18,7 +20,7 @@ from .gradients import write_gradients
 from .kept import Kept
 from .packed import packed_whole
 from .unsupported import refuse_parts
-from .watching import Asked, HostDraws, Watch, experts_in_batches, hooks_of, lengths_are_sizes, parameters_stay, quietly, untold, unvalidated
+from .watching import Asked, Expected, HostDraws, Watch, experts_in_batches, hooks_of, lengths_are_sizes, parameters_stay, quietly, untold, unvalidated
 from .weightless import leave_out
 
 PARAMETERS, UNTOUCHED, SIGNATURE = "piper.parameters", "piper.untouched", "pkg.torch.export.ExportedProgram.graph_signature"
@@ -62,6 +64,8 @@ class Export:
                 out, self.answers = self.ask(self.args, self.kwargs)
             self.leaves, self.names = pytree.tree_leaves(out), output_names(out)
             self.loss = find_loss(self.leaves, self.names)
+            if self.loss is None:  # which would say that a batch has other numbers
+                self.answers = {place: [None if isinstance(answer, Expected) else answer for answer in each] for place, each in self.answers.items()}
             self.after = {name: value.detach().clone() for name, value in self.module.named_buffers()}
             self.functions.look()
             self.backwards = self.functions.of_kind(OTHER)
@@ -113,11 +117,12 @@ class Export:
         """What forward returns, and the answers to what it asks of constants."""
         args, kwargs = copy.deepcopy((args, kwargs))
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        asked = Asked([*tensors, *self.module.parameters()], self.module.buffers())
+        whole = lambda leaf: not leaf.is_floating_point() and not leaf.is_complex()  # noqa: E731
+        asked = Asked([*filterfalse(whole, tensors), *self.module.parameters()], filter(whole, tensors), self.module.buffers())
         with quietly(), torch.enable_grad(), asked:
             try:
                 out = self.module(*args, **kwargs)
-                self.asks_finite, self.checks, self.asks_found = asked.asks_finite, asked.checks, asked.asks_found
+                self.asks_finite, self.checks, self.asks_found, self.asks_inputs = asked.asks_finite, asked.checks, asked.asks_found, asked.asks_inputs
                 return out, asked.answered()
             except Exception as error:
                 if not type(error).__module__.startswith("torch._dynamo"):
@@ -160,7 +165,8 @@ class Export:
                     raise (second if further else error) from None
 
         def traced(most):
-            with Asked(answers=self.answers), parameters_stay(), unvalidated(), packed_whole(), adaptive_softmax_whole(), self.functions.written():
+            with (Asked(answers=self.answers) as asked, self.compared_with_expected(asked.expected), parameters_stay(), unvalidated(), packed_whole(),
+                  adaptive_softmax_whole(), self.functions.written()):
                 return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(most), strict=False)
 
         if self.size and not self.fixed:
@@ -185,6 +191,27 @@ class Export:
                 raise NotExported(f"forward computes gradients itself ({', '.join(sorted(self.watch.gradients))}): that is supported by torch.autograd.grad alone, of what "
                                   f"the tracer follows. {first_line(error)}") from error
             raise NotExported(f"torch.export does not trace {type(self.module).__name__}: {first_line(error)}") from error
+
+    @contextmanager
+    def compared_with_expected(self, expected):
+        """Forward's loss is NaN for a batch of which it asks and gets other numbers than of the example batch."""
+        own, held = self.module.forward, vars(self.module).copy()
+
+        @functools.wraps(own)
+        def forward(*args, **kwargs):
+            leaves, tree = pytree.tree_flatten(own(*args, **kwargs))
+            if expected:
+                other = torch.stack([value != number for value, number in expected]).any()
+                leaves[self.loss] = leaves[self.loss] + torch.zeros_like(leaves[self.loss]).masked_fill(other, torch.nan)
+                expected.clear()
+            return pytree.tree_unflatten(leaves, tree)
+
+        self.module.forward = forward
+        try:
+            yield
+        finally:
+            del self.module.forward
+            vars(self.module).update((name, value) for name, value in held.items() if name == "forward")
 
     def signature_arguments(self):
         return dict(inspect.signature(self.module.forward).bind(*self.args, **self.kwargs).arguments)
@@ -222,12 +249,22 @@ class Export:
         program.module_call_graph[0].signature.out_spec = pytree.tree_structure(tuple(range(returned)))
         return told, kept
 
-    @staticmethod
-    def statistics_of_norms(program):
-        """Buffers that are running statistics: batch norms say themselves what becomes of them."""
+    def statistics_of_norms(self, program):
+        """Buffers that are running statistics: batch norms that the loss reads say themselves what becomes of them."""
         buffers = program.graph_signature.inputs_to_buffers
-        return {buffers[arg.name] for node in program.graph.nodes if "batch_norm" in str(node.target)
+        return {buffers[arg.name] for node in self.read_by_loss(program) if "batch_norm" in str(node.target)
                 for arg in node.args if isinstance(arg, torch.fx.Node) and arg.name in buffers}
+
+    def read_by_loss(self, program):
+        """The nodes that decide the loss, or, where there is none, all that forward returns."""
+        kind = torch.export.graph_signature.OutputKind.USER_OUTPUT
+        returned = [spec.arg.name for spec in program.graph_signature.output_specs if spec.kind is kind]
+        wanted = set(returned if self.loss is None else [returned[self.loss]])
+        found = {node for node in program.graph.nodes if node.name in wanted}
+        for node in reversed(program.graph.nodes):
+            if node in found:
+                found.update(node.all_input_nodes)
+        return found
 
     def write(self, path):
         program = self.program = self.trace()
@@ -263,6 +300,7 @@ class Export:
             write_gradients(program)
             complex_by_parts(program)
             write_diagonals(program)
+            write_statistics(program, self.read_by_loss(program))
             if copies:
                 view_by_copies(program)
             told, self.changed = self.keep_changed_buffers(program)
@@ -372,6 +410,9 @@ class Export:
         if self.asks_found:
             lines.append(f"  forward asks whether a mask has such an element ({', '.join(sorted(self.asks_found)[:4])}): the file has the way of the example batch, on which it "
                          "has, also for masks without one")
+        if self.asks_inputs and self.loss is not None:
+            lines.append(f"  forward asks inputs for numbers, such as how long the longest is ({', '.join(sorted(self.asks_inputs)[:4])}): the file has those of the "
+                         "example batch. For a batch with others its loss is NaN, at which a run stops")
         if self.checks:
             lines.append(f"  forward checks values and raises errors ({', '.join(sorted(self.checks)[:4])}): the file does not")
         if self.loss is None:

@@ -1,6 +1,7 @@
 """What a mask chooses of a tensor, x[mask]: how much that is depends on values, which no file can hold. It is computed of all elements, and those
 that are not chosen are left out where a sum, a mean or a loss is made of them, or where they are put back, y[mask] = …"""
 import math
+import weakref
 
 import torch
 
@@ -59,6 +60,8 @@ def choose(input, places):
     """input[places]; of a mask over the first dims all of their elements, [all, …], with the mask, [all]. Others may follow: input[mask, :4]."""
     if isinstance(places, tuple) and places and is_mask_of(places[0], input) and all(is_plain(place) for place in places[1:]):
         places, input = places[0], input[(*[slice(None)] * places[0].dim(), *places[1:])]
+    if isinstance(places, tuple) and len(places) == 2 and input.dim() == 2 and is_all(places[0]) and is_mask_of(places[1], input[0]):  # edges of a graph
+        return noted(input.clone(), places[1], places[1], along=1)
     if not is_mask_of(places, input):
         return input[places]
     return noted(harmless(input.flatten(0, places.dim() - 1), places.flatten()), places, places.flatten())
@@ -89,6 +92,10 @@ def is_mask_of(places, input):
     return isinstance(places, torch.Tensor) and places.dtype is torch.bool and 0 < places.dim() and places.shape == input.shape[: places.dim()]
 
 
+def is_all(place):
+    return isinstance(place, slice) and place == slice(None)
+
+
 def is_plain(place):
     return place is None or place is Ellipsis or isinstance(place, (int, slice)) and not isinstance(place, bool)
 
@@ -104,8 +111,8 @@ def widened(rows, whole):
     return rows.view(rows.shape + (1,) * (whole.dim() - 1))
 
 
-def noted(whole, mask, rows):
-    whole.chosen = mask, rows
+def noted(whole, mask, rows, along=0):
+    whole.chosen, whole.along = (mask, rows), along
     return whole
 
 
@@ -126,6 +133,13 @@ def of_chosen(func, name, args, kwargs):
     whole = max((value for value in flat if is_chosen(value)), key=torch.Tensor.dim)
     others = [value for value in flat if isinstance(value, torch.Tensor) and not is_chosen(value)]
     first = args[0] if args else None
+    known = of_shape(func, name, args, kwargs) if is_chosen(first) else NotImplemented
+    if known is NotImplemented and name in ("cat", "concat", "concatenate") and args and not kwargs.keys() - {"dim"}:
+        known = joined(first, last_dim(args, kwargs, 1, 0))
+    if known is NotImplemented and any(is_chosen(value) and value.along for value in flat):
+        known = of_columns(func, name, args, kwargs)
+    if known is not NotImplemented:
+        return known
     if together and name == "__setitem__" and not is_chosen(first) and same(args[1], mask) and is_chosen(args[2]):
         wide = mask.view(mask.shape + (1,) * (first.dim() - mask.dim()))
         return first.copy_(torch.where(wide, args[2].view(first.shape).to(first.dtype), first))
@@ -143,9 +157,23 @@ def of_chosen(func, name, args, kwargs):
         found = at_places(first, args[1], mask, rows) if not is_chosen(first) else fewer(first, args[1], rows) if is_chosen(args[1]) else None
         if found is not None:
             return found
-    if together and name.rstrip("_") in ("index_add", "scatter_add") and not is_chosen(first) and not kwargs and all(map(is_chosen, args[2:4])):
+    if together and name.rstrip("_") in ("index_add", "scatter_add") and not is_chosen(first) and not kwargs and args[1] % first.dim() == 0 and all(map(is_chosen, args[2:4])):
         zeros, place = torch.zeros_like(args[3]), torch.where(widened(rows, args[2]), args[2], 0)
         return func(first, args[1], place, torch.where(widened(rows, args[3]), args[3], zeros))
+    if together and name.rstrip("_") in ("scatter_reduce", "index_put", "index_reduce") or together and name == "__setitem__":
+        found = beyond(func, name, args, kwargs, rows)
+        if found is not None:
+            return found
+    if name in ("reshape", "view") and is_chosen(first) and not kwargs:
+        sizes = args[1] if isinstance(args[1], (list, tuple)) else args[1:]
+        if isinstance(sizes[0], torch.SymInt) and COUNTS.get(key_of(sizes[0])) is rows:
+            return noted(func(first, (rows.shape[0], *sizes[1:])), mask, rows)
+    if together and name == "index_select" and not is_chosen(first) and not kwargs and args[1] % first.dim() == 0:
+        found = at_places(first, args[2], mask, rows)
+        if found is not None:
+            return found
+    if together and name == "expand_as" and all(map(is_chosen, args)):
+        return noted(func(*args), mask, rows)
     if together and name == "dot" and all(map(is_chosen, args)):
         return torch.where(rows, args[0] * args[1], torch.zeros_like(args[0])).sum()
     if name in ("flatten", "reshape", "view") and is_chosen(first) and len(args) == 1 + (name != "flatten") and not kwargs and (name == "flatten" or args[1] in (-1, (-1,), [-1])):
@@ -171,8 +199,109 @@ def of_chosen(func, name, args, kwargs):
         return loss(func, name, args, kwargs, mask, rows)
     if in_place:
         raise NotExported(f"{name}() on elements that a mask chooses is not supported: compute it without changing them in place, or by torch.where")
-    really = lambda value: value[value.chosen[1]] if is_chosen(value) else [*map(really, value)] if isinstance(value, list) else value  # noqa: E731
     return func(*map(really, args), **{key: really(value) for key, value in kwargs.items()})
+
+
+def really(value):
+    """What is chosen itself."""
+    if is_chosen(value):
+        return value[:, value.chosen[1]] if value.along else value[value.chosen[1]]
+    return [*map(really, value)] if isinstance(value, list) else value
+
+
+ATTRIBUTES = {"device", "dtype", "is_cuda", "is_sparse", "layout", "ndim", "requires_grad"}
+MAKES = {"full", "new_full", "new_ones", "new_zeros", "ones", "zeros"}
+KINDS = {"data_ptr", "dim", "get_device", "is_complex", "is_contiguous", "is_floating_point", "ndimension", "untyped_storage"}
+COUNTS = weakref.WeakValueDictionary()  # by how many they are, which is a name to the tracer, the rows that are chosen
+
+
+def of_shape(func, name, args, kwargs):
+    """What is asked of the shape and the type of what is chosen, or made like it."""
+    first = args[0]
+    if name in KINDS or name == "__get__" and func.__self__.__name__ in ATTRIBUTES:
+        return func(*args, **kwargs)
+    if name == "size" or name == "__get__" and func.__self__ is torch.Tensor.shape:
+        dim = last_dim(args, kwargs, 1) if name == "size" else None
+        if dim is not None and dim % first.dim() != first.along:
+            return first.shape[dim]
+        sizes = [count_of(*first.chosen) if at == first.along else size for at, size in enumerate(first.shape)]
+        return torch.Size(sizes) if dim is None else sizes[dim]
+    return func(*args, **kwargs) if name in MAKES else NotImplemented
+
+
+def count_of(mask, rows):
+    if not hasattr(rows, "count"):
+        rows.count = rows.nonzero().shape[0]
+        if mask is not rows:
+            rows.mask = mask
+        if isinstance(rows.count, torch.SymInt):
+            COUNTS[key_of(rows.count)] = rows
+    return rows.count
+
+
+def key_of(size):
+    return id(size.node.shape_env), str(size.node.expr)
+
+
+def as_many(func, name, args, kwargs):
+    """A tensor of as many rows as are chosen elsewhere, which are of all then; None of others."""
+    at = 1 if name.startswith("new_") else 0
+    if len(args) <= at or "size" in kwargs:
+        return None
+    several = isinstance(args[at], (tuple, list))
+    sizes = [*args[at]] if several else [*args[at:]]
+    rows = COUNTS.get(key_of(sizes[0])) if sizes and isinstance(sizes[0], torch.SymInt) else None
+    if rows is None:
+        return None
+    rest = args[at + 1:] if several else ()
+    return noted(func(*args[:at], (rows.shape[0], *sizes[1:]), *rest, **kwargs), getattr(rows, "mask", rows), rows)
+
+
+def joined(parts, dim):
+    """Rows that are chosen and others, one after the other along their dim."""
+    chosen = [part for part in parts if is_chosen(part)]
+    count = chosen[0].dim()
+    if any(part.dim() != count for part in parts) or any(dim % count != part.along for part in chosen):
+        return NotImplemented
+    each = [part.chosen if is_chosen(part) else (part.shape[dim], torch.ones(part.shape[dim], dtype=torch.bool, device=part.device)) for part in parts]
+    rows = torch.cat([rows for _, rows in each])
+    rows.recipe = "cat", [(mask, version_of(mask)) for mask, _ in each], version_of(rows)
+    return noted(torch.cat([part.clone() for part in parts], dim), rows, rows, along=dim % count)
+
+
+def of_columns(func, name, args, kwargs):
+    """What is made of a matrix of which columns are chosen: its rows, and matrices of the same columns."""
+    first = args[0]
+    alone = is_chosen(first) and not any(is_chosen(value) for value in args[1:])
+    if not alone:
+        return func(*map(really, args), **{key: really(value) for key, value in kwargs.items()})
+    if name == "__getitem__" and isinstance(args[1], int) or name == "select" and args[1] == 0 and not kwargs:
+        return noted(func(*args), *first.chosen)
+    if name == "unbind" and last_dim(args, kwargs, 1, 0) == 0:
+        return tuple(noted(row, *first.chosen) for row in func(*args, **kwargs))
+    if name in ("clone", "contiguous", "detach", "int", "long", "to") or name == "flip" and args[1:] in ((0,), ([0],), ((0,),)):
+        return noted(func(*args, **kwargs), *first.chosen, along=1)
+    return func(*map(really, args), **{key: really(value) for key, value in kwargs.items()})
+
+
+def beyond(func, name, args, kwargs, rows):
+    """Into a tensor, by the places and with the values of what is chosen: all others are put into a row behind it, which is left out."""
+    input = args[0]
+    if name == "__setitem__" or name.startswith("index_put"):
+        place, source, *rest = args[1:]
+        place = place[0] if isinstance(place, (tuple, list)) and len(place) == 1 else place
+        dim, given = 0, lambda place, source: (place if name == "__setitem__" else (place,), source, *rest)
+    else:
+        dim, place, source, *rest = args[1:]
+        dim, given = dim % input.dim(), lambda place, source: (dim, place, source, *rest)
+    if dim or is_chosen(input) or not is_chosen(place) or place.dtype not in (torch.int64, torch.int32) or isinstance(source, torch.Tensor) and source.dim() and not is_chosen(source):
+        return None
+    wide = torch.cat([input, input.narrow(dim, 0, 1)], dim)
+    place = torch.where(widened(rows, place), place, input.shape[dim])
+    source = torch.where(widened(rows, source), source, torch.zeros_like(source)) if is_chosen(source) else source
+    out = func(wide, *given(place, source), **kwargs)
+    out = (wide if name == "__setitem__" else out).narrow(dim, 0, input.shape[dim])
+    return input.copy_(out) if name == "__setitem__" or name.endswith("_") else out
 
 
 def fewer(whole, mask, rows):

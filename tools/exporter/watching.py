@@ -3,6 +3,7 @@ import ast
 import builtins
 import collections
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
@@ -20,7 +21,7 @@ from torch.utils import _pytree as pytree
 from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm, projected_lstm
 from .gradients import gradient_in_graph
 from .packed import is_packed, of_packed
-from .selection import COMPARES, choose, is_chosen, leaves_of, noted, of_chosen, places_in_rows, places_of, version_of, with_recipe
+from .selection import COMPARES, MAKES, as_many, choose, is_chosen, leaves_of, noted, of_chosen, places_in_rows, places_of, version_of, with_recipe
 
 
 DROPOUT = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"}
@@ -96,10 +97,13 @@ class Watch(Through):
             found = of_packed(name, args)
             if found is not None:
                 return found
+        made = as_many(func, name, args, kwargs) if name in MAKES else None
+        if made is not None:
+            return made
         drops = name.rstrip("_") in DROPOUT
         if any(map(is_chosen, leaves_of(args, kwargs))) and name != "ctc_loss":  # which knows of what its targets are joined
             if not drops:
-                return of_chosen(func, name, args, kwargs)
+                return of_chosen(EQUIVALENTS.get(name, func), name, args, kwargs)
             return noted(self.__torch_function__(func, types, (args[0].view_as(args[0]), *args[1:]), kwargs), *args[0].chosen)
         if name == "__getitem__":
             return choose(*args)
@@ -155,24 +159,36 @@ class Watch(Through):
         return self.within(func, args, kwargs)
 
 
+GIVEN = "an input of integers"
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """A number that inputs of integers decide, on the example batch."""
+    number: int
+
+
 class Asked(TorchFunctionMode):
     """Notes what forward asks of tensors, a number for a branch say, and answers the same to the tracer, which knows no values: where it is
     asked of constants alone, neither of `open` tensors, which other batches and steps change, nor of what is made or drawn beside them. Buffers
-    that forward leaves as they are, flags say, are constants, too. Whether numbers are finite is taken to be answered alike, as a step in which
+    that forward leaves as they are, flags say, are constants, too. So are numbers that inputs of integers alone decide, such as the longest of some lengths: the
+    file has those of the example batch, and its loss is NaN for a batch with others. Whether numbers are finite is taken to be answered alike, as a step in which
     they are not is no step to learn from; and so is what decides between an error and all else, and whether a mask has an element that is true (or
     one that is false) where it has one: what is done with such elements alone is done with none of them, too."""
 
+    NUMBERS = {"item", "__int__", "__index__"}
     QUESTIONS = {"item", "__bool__", "__int__", "__float__", "__index__", "tolist", "is_nonzero", "equal", "allclose"}
     FINITE, OF_FINITE = {"isfinite", "isinf", "isnan"}, {"all", "any", "logical_not", "__invert__", "bitwise_not", "logical_or", "logical_and", "__or__", "__and__"}
 
-    def __init__(self, open=(), buffers=(), answers=None):
+    def __init__(self, open=(), given=(), buffers=(), answers=None):
         super().__init__()
         self.buffers = [(value, version_of(value), value.detach().clone()) for value in buffers]
-        self.open = {}  # what each memory depends on: numbers of buffers, or None for all else that changes. Tensors are kept, or another would have their place
-        for k, value in [*((None, value) for value in open), *((k, value) for k, (value, *_) in enumerate(self.buffers))]:
+        self.open = {}  # what each memory depends on: numbers of buffers, GIVEN, or None for all else that changes. Tensors are kept, or another would have their place
+        for k, value in [*((None, value) for value in open), *((GIVEN, value) for value in given), *((k, value) for k, (value, *_) in enumerate(self.buffers))]:
             self.depends(value, {k})
         self.finite, self.asks_finite, self.checks = {}, False, set()
         self.found, self.asks_found = {}, set()  # what any() and all() have returned, and where they are asked
+        self.expected, self.asks_inputs = [], set()  # while it is traced, numbers of inputs with what they were; and where they are asked
         self.tracing, self.answers = answers is not None, {place: list(each) for place, each in (answers or {}).items()}
 
     def depends(self, value, on):
@@ -188,6 +204,9 @@ class Asked(TorchFunctionMode):
                 del told[:args[0].numel()]
                 return func(*args, **kwargs)
             answer = told.pop(0) if told else None
+            if isinstance(answer, Expected):
+                self.expected.append((args[0].detach().clone(), answer.number))
+                return answer.number
             return func(*args, **kwargs) if answer is None else answer
         out = func(*args, **kwargs)
         drawn = name in Watch.DRAWS or name.rstrip("_") in DROPOUT
@@ -207,8 +226,12 @@ class Asked(TorchFunctionMode):
             elif depends and len(memories) == 1 and memories[0] in self.found and bool(out) is self.found[memories[0]][1]:
                 depends = set()
                 self.asks_found.add("{}:{}".format(*place_of(name)))
+            elif depends == {GIVEN} and name in self.NUMBERS and type(out) is int:
+                depends, out = set(), Expected(out)
+                self.asks_inputs.add("{}:{}".format(*place_of(name)))
             numbers = pytree.tree_leaves(out) if name == "tolist" else [out]
             self.answers.setdefault(place_of("item" if name == "tolist" else name), []).extend((number, depends) for number in numbers)
+            return out.number if isinstance(out, Expected) else out
         elif depends:
             written = args[:1] if name.endswith("_") else kwargs.get("out")
             for leaf in pytree.tree_leaves((out, written)):
@@ -218,7 +241,7 @@ class Asked(TorchFunctionMode):
 
     def answered(self):
         """By place, the answers that every step gives, and None for others."""
-        changes = {None} | {k for k, (value, version, before) in enumerate(self.buffers) if version_of(value) != version or not torch.equal(value, before)}
+        changes = {None, GIVEN} | {k for k, (value, version, before) in enumerate(self.buffers) if version_of(value) != version or not torch.equal(value, before)}
         answers = {place: [None if depends & changes else out for out, depends in each] for place, each in self.answers.items()}
         return {place: each for place, each in answers.items() if any(answer is not None for answer in each)}
 
