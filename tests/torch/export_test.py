@@ -104,6 +104,32 @@ class Reversed(torch.autograd.Function):
         return -ctx.factor * gradient, None
 
 
+class Stepped(torch.autograd.Function):
+    """Rounds to steps of a size that is learned (Esser et al., 2020), one for all or one for each column: the gradient of the size is a sum."""
+
+    @staticmethod
+    def forward(ctx, x, size):
+        ctx.save_for_backward(x, size)
+        return (x / size).round().clamp(-2, 1) * size
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, size = ctx.saved_tensors
+        steps = x / size
+        within = (steps >= -2) & (steps <= 1)
+        each = gradient * torch.where(within, steps.round() - steps, steps.round().clamp(-2, 1)) / 2
+        return gradient * within, each.sum(0) if size.dim() else each.sum().reshape(size.shape) * 1.0
+
+
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.size, self.sizes = nn.Linear(4, 4), nn.Parameter(torch.tensor(0.3)), nn.Parameter(torch.rand(4) / 4 + 0.1)
+
+    def forward(self, x):
+        return F.mse_loss(Stepped.apply(Stepped.apply(self.fc(x), self.sizes), self.size), x)
+
+
 class Swish(torch.autograd.Function):
     """Whose backward is the derivative of its forward."""
 
@@ -1017,8 +1043,12 @@ def main():
         assert listed(path)["table.weight"]["also"] == ["head.weight"]
         straight = Quantised([Swish.apply, lambda h: Reversed.apply(h, 0.3), Straight.apply])
         cases.append((said(straight, (torch.randn(4, 4),), path), ["the backward of Reversed, Straight (torch.autograd.Function) is no derivative", "is one of PyTorch: loss"]))
+        stepped = Steps()
+        cases.append((said(stepped, (torch.randn(4, 4),), path), ["the backward of Stepped (torch.autograd.Function) is no derivative", "is one of PyTorch: loss"]))
+        assert differences_after(stepped, [torch.randn(4, 4) for _ in range(3)], path) == []
         cases.append((said(Quantised([Clipped.apply]), (torch.randn(4, 4),), path), ["refused: the backward of Clipped (torch.autograd.Function) is no linear function"]))
         cases.append((said(Quantised([Mixed.apply]), (torch.randn(4, 4),), path), ["would train another model", "'first.weight'", "Mixed (torch.autograd.Function)"]))
+        cases.append((said(Quantised([Mixed.apply]), (torch.randn(4, 4),), path, check=False), ["the backward of Mixed (torch.autograd.Function) is not in the file"]))
         cases.append((said(Tied(), (ids["ids"][:1], ids["labels"][:1]), path), ["refused: the example has one sample"]))
         cases.append((said(Tied(), (ids["ids"],), path), ["refused: Tied.forward does not take these arguments"]))
         cases.append((said(Tied(), (), path, ids, batch={"id": 0}), ["refused: batch names 'id', which is no input; inputs are ids, labels"]))

@@ -1,14 +1,16 @@
 """torch.autograd.Function: a file has its forward, which Piper differentiates. Where its backward is another gradient, as that of a reversal, of a
 straight-through estimate or of a spike is, it is written if it takes each element of the gradient times a number: as a term that is zero and has
-that number as its slope."""
+that number as its slope. It may sum these, as that of a learned step size does."""
 import contextlib
 import types
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 PROBES = 4  # calls of each class that are looked at
 FAR = 2.0**30  # times which a gradient is still a number: a backward that clips it does not hide there
 PLAIN, SCALES, OTHER, CURVED = "the derivative of its forward", "a factor of each element", "another", "no linear function of the gradient"
+SUMS = "sums of a factor of each element"
 
 
 class Functions:
@@ -34,7 +36,7 @@ class Functions:
         with torch._C.DisableTorchFunction(), torch.enable_grad():
             for cls, calls in self.calls.items():
                 kinds = {self.kind_of(cls, args) for args in calls}
-                self.kinds[cls] = next(kind for kind in (CURVED, OTHER, SCALES, PLAIN) if kind in kinds or kind is OTHER and not kinds)
+                self.kinds[cls] = next(kind for kind in (CURVED, OTHER, SUMS, SCALES, PLAIN) if kind in kinds or kind is OTHER and not kinds)
         self.calls = {}
 
     def kind_of(self, cls, args):
@@ -50,7 +52,7 @@ class Functions:
             if is_derivative(cls, args, trained, along, each):
                 return PLAIN
             scales = (one is None or one.shape == out.shape and torch.allclose(one, along * by_one, rtol=1e-4) for one, by_one in zip(each, whole))
-            return SCALES if all(scales) else OTHER
+            return SCALES if all(scales) else SUMS if are_sums(cls, args, along, each) else OTHER
         except Exception:  # the function's own: of which nothing is known then
             return OTHER
 
@@ -62,12 +64,11 @@ class Functions:
         return handled(self.call)
 
     def call(self, own, cls, args, kwargs):
-        if self.kinds.get(cls) is not SCALES:
+        if self.kinds.get(cls) not in (SCALES, SUMS):
             return own(cls, *args, **kwargs)
         out, context = forward_of(cls, args)
         out = out.detach()
-        slopes = cls.backward(context, torch.ones_like(out))
-        for arg, slope in zip(args, slopes if isinstance(slopes, tuple) else (slopes,)):
+        for arg, slope in zip(args, slopes_of(cls, context, out, self.kinds[cls] is SUMS)):
             if isinstance(arg, torch.Tensor) and slope is not None:
                 out = out + (arg - arg.detach()) * slope.detach()
         return out
@@ -119,6 +120,32 @@ def forward_of(cls, args):
     out = cls.forward(*args)
     cls.setup_context(context, args, out)
     return out, context
+
+
+class Unsummed(TorchFunctionMode):
+    """Leaves out sums, by which a backward comes to the shape of an argument, and what is done to their shapes."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name, summed = getattr(func, "__name__", ""), any(hasattr(arg, "unsummed") for arg in args)
+        if summed and name in ("reshape", "reshape_as", "squeeze", "sum", "sum_to_size", "unsqueeze", "view", "view_as"):
+            return args[0]
+        out = args[0].clone() if name in ("sum", "sum_to_size") else func(*args, **kwargs or {})
+        if isinstance(out, torch.Tensor) and (summed or name in ("sum", "sum_to_size")):
+            out.unsummed = True
+        return out
+
+
+def slopes_of(cls, context, out, unsummed):
+    with torch._C._EnableTorchFunction(), Unsummed() if unsummed else contextlib.nullcontext():
+        slopes = cls.backward(context, torch.ones_like(out))
+    return slopes if isinstance(slopes, tuple) else (slopes,)
+
+
+def are_sums(cls, args, along, gradients):
+    """Whether the gradients are sums, in the shape of an argument, of `along` times a number for each of its elements."""
+    out, context = forward_of(cls, args)
+    slopes = [slope for arg, slope in zip(args, slopes_of(cls, context, out.detach(), True)) if isinstance(arg, torch.Tensor) and arg.requires_grad]
+    return all(one is None and slope is None or torch.allclose((along * slope).sum_to_size(one.shape), one, rtol=1e-4, atol=1e-6) for one, slope in zip(gradients, slopes))
 
 
 def is_derivative(cls, args, trained, along, gradients):

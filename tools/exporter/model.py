@@ -15,7 +15,7 @@ from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_
 from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies, write_diagonals, write_statistics
 from .equivalents import adaptive_softmax_whole
 from .errors import NotExported, depends_on_values, first_line, is_transformed, makes_a_constant, place_of_error, place_of_node
-from .functions import CURVED, OTHER, SCALES, Functions
+from .functions import CURVED, OTHER, SCALES, SUMS, Functions
 from .gradients import write_gradients
 from .kept import Kept
 from .packed import packed_whole
@@ -390,9 +390,11 @@ class Export:
                 lines.append(f"  {len(integers)} of them hold integers, which are saved as float32: load_state_dict takes them as they are")
         if self.detached:
             lines.append(f"  {self.detached} results of torch.no_grad() stop gradients")
-        scaled = self.functions.of_kind(SCALES)
+        scaled = sorted(self.functions.of_kind(SCALES) + self.functions.of_kind(SUMS))
         if scaled:
             lines.append(f"  the backward of {', '.join(scaled)} (torch.autograd.Function) is no derivative of its forward: it is written as a factor of each element")
+        if self.backwards:
+            lines.append(f"  the backward of {', '.join(self.backwards)} (torch.autograd.Function) is not in the file: Piper differentiates its forward")
         if self.host.drawn:
             lines.append(f"  forward draws random numbers of {self.host.drawn}, which change nothing here: they are constants in the file")
         if self.fixed:
