@@ -287,6 +287,56 @@ INSTANTIATE_TEST_SUITE_P(Wrong, SpreadDirectionsControl,
                                            Wrong{"exchange_pairs", exchange_pairs}),
                          [](const auto& info) { return info.param.name; });
 
+// Where ranks do not divide the elements of a matrix, its runs end in padding: a rank leaves that
+// out of its own matrix, and adds it to the direction.
+TEST(SpreadDirectionsUneven, TrainAsOnOneDevice) {
+  if (!has_models()) GTEST_SKIP() << "no models in " << models_folder();
+  for (const char* states : {kZero1, kZero3}) {
+    const Folder folder;
+    CompileOptions options;
+    options.model = model_path("gpt-deep", "model.onnx");
+    options.strategy = folder.write(
+        "s.yaml", fmt::format("piper: 1\nmesh: {{dp: 3}}\ntrain: {{global_batch: 6, {}}}\n"
+                              "directives: [{{replicate: {{over: dp{}}}}}]\n",
+                              kMuon, states));
+    const auto compiled = compile(options);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    EXPECT_EQ(found_in(compiled->set, *compiled), "");
+    const int64_t all = products_of_updates(compiled->single->roles[0]);
+    for (RoleProgram role : compiled->set.roles) {
+      EXPECT_EQ(exchanges_of(role).size(), 2u);
+      EXPECT_LT(products_of_updates(role), all / 2);
+    }
+    std::vector<NamedTensor> batches;
+    for (int64_t step = 0; step < 3; ++step)
+      for (const DataInput& input : compiled->single->roles[0].inputs) {
+        const int64_t count = num_elements(input.type.shape);
+        std::vector<int64_t> tokens;
+        for (int64_t k = 0; k < count; ++k) tokens.push_back((k * k + 7 * step) % 97);
+        batches.push_back({fmt::format("batch/{}/{}", step, input.name), input.type,
+                           Bytes::copy_of(tokens.data(), tokens.size() * sizeof(int64_t))});
+      }
+    const std::string path = folder.path() + "/batches.safetensors";
+    ASSERT_TRUE(write_safetensors(path, batches));
+    const auto ours = train_on(compiled->set, path, 3), one = train_on(*compiled->single, path, 3);
+    ASSERT_TRUE(ours && one) << print_error((ours ? one : ours).error());
+    expect_equal_bits(*ours, *one, states);
+
+    PlanSet wrong = compiled->set;  // from the second element on, with one of the padding
+    size_t changed = 0;
+    for (RoleProgram& role : wrong.roles)
+      for (ProgramOp* row : update_ops(role, "Slice")) {
+        const int64_t end = row->attrs.integers("ends")[1];
+        if (row->attrs.integers("starts") != std::vector<int64_t>{0, 0} || end % 3 == 0) continue;
+        row->attrs.set("starts", std::vector<int64_t>{0, 1});
+        row->attrs.set("ends", std::vector<int64_t>{1, end + 1});
+        ++changed;
+      }
+    EXPECT_GT(changed, 0u);
+    EXPECT_NE(found_in(wrong, *compiled), "");
+  }
+}
+
 // The comparison sees another momentum, or another second moment.
 TEST(OptimizersControl, OtherSettingsDiffer) {
   if (!has_models()) GTEST_SKIP() << "no models in " << models_folder();

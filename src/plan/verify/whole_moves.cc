@@ -51,7 +51,22 @@ uint64_t WholeRun::rounded(uint64_t symbol, DType dtype) {
   return ends_in(made, number);
 }
 
+// Returns whether a Slice keeps, of a row of all elements of a value and the padding of its runs,
+// the elements.
+bool WholeRun::ends_runs(const Use& use) const {
+  const Shape &from = use.inputs[0].type->shape, &to = use.outputs[0].shape;
+  const std::vector<int64_t> starts = use.attrs.integers("starts");
+  const bool is_begin = from.size() == 2 && from[0] == 1 && to[0] == 1 && to[1] < from[1] &&
+                        starts == std::vector<int64_t>{0, 0};
+  if (!is_begin || !values_.whole_shapes) return false;
+  const auto known = values_.whole_shapes->made.find(use.inputs[0].symbol);
+  return known != values_.whole_shapes->made.end() &&
+         std::ranges::any_of(known->second,
+                             [&](const Shape& shape) { return num_elements(shape) == to[1]; });
+}
+
 uint64_t WholeRun::sliced(const Use& use) {
+  if (ends_runs(use)) return use.inputs[0].symbol;
   const Shape &from = use.inputs[0].type->shape, &to = use.outputs[0].shape;
   const std::vector<int64_t> starts = use.attrs.integers("starts"),
                              steps = use.attrs.integers("steps");

@@ -122,8 +122,8 @@ void explain_directions(const Dag& dag, const Strategy& strategy, Explanations& 
       const std::vector<std::string> names(of.by_all.begin(), of.by_all.end());
       report.lines.push_back(fmt::format(
           "note: every rank computes the direction of {} parameter{}, {}{}: ranks share "
-          "out only those of equal matrices that Muon updates together, whose elements "
-          "they divide and 'shard' does not cut",
+          "out only those of equal matrices that Muon updates together and 'shard' does "
+          "not cut",
           names.size(), names.size() == 1 ? "" : "s",
           join(std::span(names).first(std::min(names.size(), kShown)), ", "),
           names.size() > kShown ? ", …" : ""));

@@ -100,13 +100,10 @@ class Spread {
   }
 
   // Returns the computation that reads what an exchange gathers; nothing: ranks cannot share it, as
-  // it reads other values, communicates, makes states, or has a run that ends in padding.
+  // it reads other values, communicates, or makes states.
   std::optional<WholeWork> work_of(size_t from) const {
     const Part& gather = dag_.exchanges[from];
-    if (!gathers(gather) ||
-        num_elements(gather.whole.shape) !=
-            ranks_of(gather) * num_elements(graph_.value(gather.value).type.shape))
-      return std::nullopt;
+    if (!gathers(gather)) return std::nullopt;
     WholeWork work{.from = from, .nodes = read_by(gather.param)};
     std::map<ValueId, size_t> numbers{{gather.param, 0}};
     for (const NodeId id : work.nodes) {
@@ -155,13 +152,15 @@ class Spread {
   // fewer than ranks, further ranks compute the last one.
   void spread(const std::vector<WholeWork>& works) {
     const Part gather = dag_.exchanges[works[0].from], own = dag_.exchanges[works[0].to];
-    const int64_t ranks = ranks_of(gather), elements = num_elements(gather.whole.shape);
+    const int64_t ranks = ranks_of(gather), elements = num_elements(gather.whole.shape),
+                  run = num_elements(graph_.value(gather.value).type.shape),
+                  padding = ranks * run - elements;
     Builder build(graph_);
     build.pass = Pass::kU;
     build.name_prefix = graph_.value(gather.param).name + ".spread/";
     std::vector<ValueId> runs;
     for (const WholeWork& work : works)
-      runs.push_back(build.reshape(dag_.exchanges[work.from].value, {1, elements / ranks}));
+      runs.push_back(build.reshape(dag_.exchanges[work.from].value, {1, run}));
     runs.resize(static_cast<size_t>(ranks), runs.back());
     const ValueId stack = build.op1("Concat", runs, {{"axis", int64_t{0}}});
     const DType dtype = gather.whole.dtype;
@@ -174,20 +173,29 @@ class Spread {
       how.whole = graph_.value(of_own).type;
       dag_.exchanges.push_back(std::move(how));
     };
-    const ValueId taken = add("own", {1, elements});
+    const ValueId taken = add("own", {1, ranks * run});
     exchange(gather, stack, taken);
-    const ValueId matrix = build.reshape(taken, gather.whole.shape);
+    const auto slice = [&](ValueId of, int64_t row, int64_t columns) {
+      return build.op1("Slice", {of},
+                       {{"starts", std::vector<int64_t>{row, 0}},
+                        {"ends", std::vector<int64_t>{row + 1, columns}},
+                        {"steps", std::vector<int64_t>{1, 1}}});
+    };
+    const ValueId matrix =
+        build.reshape(padding > 0 ? slice(taken, 0, elements) : taken, gather.whole.shape);
     for (const NodeId id : works[0].nodes)
       std::ranges::replace(graph_.node(id).inputs, gather.param, matrix);
-    const ValueId back = add("directions", {ranks, elements / ranks});
-    exchange(own, back, build.reshape(own.param, {1, elements}));
+    const ValueId back = add("directions", {ranks, run});
+    ValueId direction = build.reshape(own.param, {1, elements});
+    if (padding > 0)
+      direction = build.op1("Pad", {direction},
+                            {{"before", std::vector<int64_t>{0, 0}},
+                             {"after", std::vector<int64_t>{0, padding}},
+                             {"value", 0.0}});
+    exchange(own, back, direction);
     for (size_t i = 0; i < works.size(); ++i) {
-      const auto row = static_cast<int64_t>(i);
-      const ValueId part = build.op1("Slice", {back},
-                                     {{"starts", std::vector<int64_t>{row, 0}},
-                                      {"ends", std::vector<int64_t>{row + 1, elements / ranks}},
-                                      {"steps", std::vector<int64_t>{1, 1}}});
-      replace(dag_.exchanges[works[i].to].value, build.reshape(part, {elements / ranks}));
+      const ValueId part = slice(back, static_cast<int64_t>(i), run);
+      replace(dag_.exchanges[works[i].to].value, build.reshape(part, {run}));
       is_taken_[works[i].from] = is_taken_[works[i].to] = true;
     }
   }
