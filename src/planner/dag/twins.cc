@@ -78,7 +78,8 @@ class TwinFinder {
                                piper::join(where, ", ")))
         .with_note(
             "help: replicas are devices that all have the same stages, as r and P-1-r of an even "
-            "number have");
+            "number have; without the entry each device of a stage has a copy of its states, and "
+            "their gradients are summed");
   }
 
   // Each place adds up what its own microbatches contribute.
