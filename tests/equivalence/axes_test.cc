@@ -180,6 +180,27 @@ TEST(Axes, SendWhatTheirFormulasSay) {
     }
 }
 
+// In bf16 they have half of the bytes: residuals and norms are f32, but ranks add up what products
+// have made before it is cast to that, as Megatron-LM does.
+TEST(Axes, SendHalfOfItIn16Bits) {
+  NEED_MODEL("gpt");
+  const std::string halves = "  - precision: {compute: bf16}\n";
+  const std::pair<std::string, int64_t> models[] = {{"gpt-deep", 8}, {"llama-hf", 4}};
+  for (const auto& [model, layers] : models) {
+    SCOPED_TRACE(model);
+    const int64_t bytes = 8 * 32 * 32 * 2;
+    const auto sent = [&](const std::string& directives) {
+      return traffic({"", model, "{tp: 2}", halves + directives}, "tp", 0, DType::kBF16);
+    };
+    EXPECT_EQ(sent(kTensor.at(model)).at(InstructionKind::kAllReduce),
+              std::pair(4 * layers, 4 * layers * bytes));
+    const auto sequence = sent(kTensor.at(model) + kSequence.at(model));
+    EXPECT_EQ(sequence.at(InstructionKind::kAllGather), std::pair(6 * layers, 6 * layers * bytes));
+    EXPECT_EQ(sequence.at(InstructionKind::kReduceScatter),
+              std::pair(4 * layers, 4 * layers * bytes));
+  }
+}
+
 // A norm reads the residual after its terms were added up over the axis, and the next addition
 // takes the same value: a stage sends it alone, without the terms.
 TEST(Axes, ResidualsAreSentOnce) {

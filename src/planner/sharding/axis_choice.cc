@@ -77,8 +77,17 @@ std::optional<Choice> statistic_choice(const State& state, const Node& node) {
   return Choice{{}, std::vector(node.inputs.size(), Layout{}), {Layout{}}};
 }
 
+// Returns whether an op casts a tensor to a wider type, for more than the sum over the step.
+bool grows(const State& state, const Node& node) {
+  const TensorType& from = state.type_of(node.inputs[0]);
+  const TensorType& to = state.type_of(node.outputs[0]);
+  return state.cut.axis != kAxisInTime && node.op == "Cast" && to.bytes() > from.bytes() &&
+         num_elements(to.shape) > 1 && !state.adds_up(node.outputs[0]);
+}
+
 // Terms of a sum stay so where several become one, and where an op moves or scales one: it costs
 // nothing later. (Where else an op is linear, its results would be sums as well, and more bytes.)
+// Before a cast to a wider type ranks add them up, as messages of the wider type would be larger.
 // A sum over the step ends them, unless its result is kept in blocks. Where a reader before has had
 // one of several terms added up, as a norm has its residual, so are the others: the residual would
 // stay as large as the whole on every rank, and be sent so beside what the norm reads.
@@ -100,7 +109,7 @@ std::optional<Choice> terms_choice(const State& state, const Node& node, const L
   const bool moves =
       node.outputs.size() == 1 &&
       elements(node.outputs[0]) <= elements(node.inputs[static_cast<size_t>(terms[0])]);
-  if (terms.size() == 1 && !moves) return std::nullopt;
+  if (terms.size() == 1 && (!moves || grows(state, node))) return std::nullopt;
   Choice choice;
   choice.makes.assign(node.outputs.size(), Layout{ends ? kWhole : kTerms});
   for (size_t i = 0; i < node.inputs.size(); ++i) {
