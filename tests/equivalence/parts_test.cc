@@ -39,6 +39,12 @@ const std::string kPieces =
   - shard: {scope: "**/ln_*", dim: 1, over: tp}
 )";
 
+// The other products of a layer, too.
+const std::string kBeside =
+    R"(  - split: {scope: "**/h/{layer}/qkv", dim: 1, into: 4, within: tp, as: read}
+  - split: {scope: "**/h/{layer}/proj", dim: 1, into: 4, within: tp, as: written}
+)";
+
 // Runs of states are cut once more from runs.
 const std::string kNested = R"(  - replicate: {over: node, shard: [optimizer]}
   - replicate: {over: gpu, shard: [optimizer, gradients]}
@@ -136,6 +142,7 @@ INSTANTIATE_TEST_SUITE_P(
 )"},
         Case{"tokens_dp", kBatch + kTokens + "  - replicate: {over: dp}\n", "{dp: 2}"},
         Case{"samples_nested", kSamplesInTurn + kNested, "{node: 2, gpu: 2}"},
+        Case{"pieces_of_three", kPieces + kBeside + kGptTensor, "{tp: 2}"},
         Case{"tokens_tp", kTokens + kGptTensor, "{tp: 2}"},
         Case{"units_tp", kUnits + kGptTensor, "{tp: 2}"},
         Case{"samples_tp", kSamplesInTurn + kGptTensor, "{tp: 2}"},
@@ -246,6 +253,14 @@ TEST(PartsOfRegions, SendTheirSharesByThemselves) {
     EXPECT_GT(sent(*pieces, kind).first, sent(*blocks, kind).first);
     EXPECT_EQ(sent(*pieces, kind).second, sent(*blocks, kind).second) << to_string(kind);
   }
+}
+
+// So do the parts of several splits: a scatter of each part of a layer's four, and no whole one.
+TEST(PartsOfRegions, OfSeveralSplitsSendByThemselves) {
+  NEED_MODEL("gpt");
+  const auto all = compile_parts({"", kPieces + kBeside + kGptTensor, "{tp: 2}"}, false);
+  ASSERT_TRUE(all) << print_error(all.error());
+  EXPECT_EQ(sent(*all, InstructionKind::kReduceScatter).first, 8 * 4 * 4);
 }
 
 int64_t step_bytes(const Compiled& compiled) {

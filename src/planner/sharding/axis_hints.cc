@@ -22,11 +22,13 @@ void note_outers(const Loops& loops, size_t input, const Layout& layout,
 }
 
 // Returns how many of the later ops do not get past the cut, up to where it is summed over; adds to
-// `outers` those into which dims are decomposed on the way.
+// `outers` those into which dims are decomposed on the way. Ways that part, as those of a region's
+// parts, meet again: each value is looked at once.
 int count_refusals(const State& state, ValueId from, const Layout& layout,
                    std::set<int64_t>* outers) {
   constexpr size_t kMost = 64;
   std::vector<std::pair<ValueId, Layout>> open{{from, layout}};
+  std::set<ValueId> known{from};
   int refused = 0;
   for (size_t at = 0; at < open.size() && at < kMost; ++at) {
     const auto [value, here] = open[at];
@@ -40,7 +42,8 @@ int count_refusals(const State& state, ValueId from, const Layout& layout,
         const auto cut = legal_cut(loops, loops.input(i), here, state.cut.ranks);
         refused += !cut;
         for (size_t o = 0; cut && o < node.outputs.size(); ++o)
-          if (const auto made = layout_of(loops.output(o), *cut))
+          if (const auto made = layout_of(loops.output(o), *cut);
+              made && known.insert(node.outputs[o]).second)
             open.emplace_back(node.outputs[o], *made);
       }
     }

@@ -35,6 +35,7 @@ class Doors {
     std::vector<Node> old = std::move(graph_.nodes);
     graph_.nodes.clear();
     for (size_t n = 0; n < old.size(); ++n) {
+      for (const size_t e : seeds_at_[n]) enter(old[n], e);
       for (const size_t e : entries_at_[n]) enter(old[n], e);
       Node node = old[n];
       for (ValueId& input : node.inputs) input = read_by(old[n], cut_.region[n], input);
@@ -72,9 +73,12 @@ class Doors {
   // Finds where tensors that are cut come in, and gradients of those that have left.
   void find_entries() {
     entries_at_.resize(graph_.nodes.size());
+    seeds_at_.resize(graph_.nodes.size());
+    std::map<int32_t, size_t> first_backward;  // by region
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const int32_t in = cut_.region[n];
       const Node& node = graph_.nodes[n];
+      if (is_backward(node)) first_backward.try_emplace(in, n);
       for (ValueId input : node.inputs) {
         if (in < 0 || !input.valid() || made_in_[input.index()] == in) continue;
         const int32_t seed = seed_of(input, in);
@@ -83,7 +87,10 @@ class Doors {
             entry_of_.try_emplace(Key{input.value, in, is_backward(node)}, entries_.size());
         if (is_new) {
           entries_.push_back({input, {}, in, seed, node.pass});
-          entries_at_[n].push_back(known->second);
+          if (seed >= 0 && is_backward(node))
+            seeds_at_[first_backward.at(in)].push_back(known->second);
+          else
+            entries_at_[n].push_back(known->second);
         } else if (Entry& entry = entries_[known->second]; entry.pass == Pass::kBW) {
           entry.pass = node.pass;
         }
@@ -146,7 +153,9 @@ class Doors {
   std::vector<int32_t> made_in_;  // by value: the region, or -1
   std::vector<Entry> entries_;
   std::map<Key, size_t> entry_of_;
-  std::vector<std::vector<size_t>> entries_at_;  // by node
+  // By node: the entries before it. Before the first one of a backward the cut values come first:
+  // they tell how its gradients can be cut.
+  std::vector<std::vector<size_t>> seeds_at_, entries_at_;
   std::map<int32_t, ValueId> exits_;             // by value: what others read
   std::map<ValueId, int32_t> doors_;
   std::vector<Node> nodes_;

@@ -17,7 +17,8 @@ class Unroller {
         count_(static_cast<size_t>(cut.into)),
         ranks_(cut.ranks()),
         part_tag_(graph_.add_tag(cut.name)),
-        region_tag_(graph_.add_tag(kRegionOfParts)) {
+        region_tag_(graph_.add_tag(kRegionOfParts)),
+        regions_(cut.region.begin(), cut.region.end()) {
     for (const Value& value : graph_.values) {
       differs_.push_back(layout_in(value) != nullptr);
       even_.push_back(value.type);
@@ -146,8 +147,9 @@ class Unroller {
     graph_.set_tag(node, part_tag_, static_cast<int32_t>(part));
     return node;
   }
+  // Regions of other splits stay what they are.
   Node without_part(Node node) {
-    graph_.set_tag(node, region_tag_, kNoTag);
+    if (regions_.contains(graph_.tag(node, region_tag_))) graph_.set_tag(node, region_tag_, kNoTag);
     while (!node.tags.empty() && node.tags.back() == kNoTag) node.tags.pop_back();
     return node;
   }
@@ -395,6 +397,7 @@ class Unroller {
   const size_t count_;
   const int64_t ranks_;  // of the axis: parts, or more
   const int part_tag_, region_tag_;
+  const std::set<int32_t> regions_;  // of this split
   int64_t unit_ = 0;              // of sizes: tokens of a rank of the axis
   std::vector<TensorType> even_;  // by value: its type there
   std::vector<bool> differs_;     // by value: it is not the same for all parts
