@@ -3,6 +3,8 @@
 // tokens or samples is refused.
 #include <gmock/gmock.h>
 
+#include <map>
+
 #include "equivalence/jobs.h"
 #include "piper/inspect/summary.h"
 #include "piper/plan/verify.h"
@@ -25,6 +27,15 @@ const std::string kZigzag = R"(  - shard: {input: "*", dim: 1, over: cp, order: 
   - shard: {match: "**", dim: none, over: cp}
 )";
 const std::string kRing = "  - shard: {attention: \"**\", by: ring, over: cp}\n";
+// Tokens of each chunk over two axes: heads are exchanged along `b`, and keys go round along `cp`.
+std::string two_axes(const std::string& order, const std::string& by = "heads") {
+  return fmt::format(R"(  - shard: {{input: "*", dim: 1, over: [cp, b], order: {}}}
+  - shard: {{match: "**", dim: none, over: [cp, b]}}
+  - shard: {{attention: "**", by: {}, over: b}}
+)",
+                     order, by) +
+         kRing;
+}
 // Hidden units of two products, or samples of whole blocks, in turn.
 const std::string kUnits =
     R"(  - split: {scope: ["**/h/{layer}/fc", "**/h/{layer}/fc_out"], tensor: "**/fc/*", dim: 0, into: 4}
@@ -163,6 +174,19 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"ring_tensor", kBatch + kTwoChunks + kGptTensor + kContext + kRing, "{tp: 2, cp: 2}"},
         Case{"ring_routed", kTwoChunks + kContext + kRing, "{cp: 2}", "", "qwen3-moe-hf"},
         pipeline("ring_seq1f1b", "seq1f1b", kContext + kRing, "{cp: 2}"),
+        pipeline("usp_seq1f1b", "seq1f1b",
+                 two_axes("zigzag") + kAgain +
+                     "  - replicate: {over: dp, shard: [optimizer, gradients]}\n",
+                 "{dp: 2, cp: 2, b: 2}", ", token_chunks: 2"),
+        Case{"usp_sizes",
+             "  - split: {dim: tokens, into: 2, sizes: [24, 8]}\n" + two_axes("contiguous"),
+             "{b: 2, cp: 2}", "", "llama-hf"},
+        Case{"two_rings_of_sizes",
+             "  - split: {dim: tokens, into: 3, sizes: [16, 8, 8]}\n" + two_axes("zigzag", "ring"),
+             "{cp: 2, b: 2}"},
+        Case{"usp_of_shares",
+             "  - split: {dim: samples, into: 2, sizes: [5, 3]}\n" + two_axes("zigzag"),
+             "{cp: 2, b: 2}"},
         Case{"ring_sizes",
              "  - split: {dim: tokens, into: 4, sizes: [12, 8, 8, 4]}\n" + kContext + kRing,
              "{cp: 2}"},
@@ -342,6 +366,47 @@ TEST(TokenChunksControl, WrongTurnsOfKeysAreFound) {
   EXPECT_GT(trained, 1U);
 }
 
+// Tokens of chunks over two axes: blocks, numbers and heads along the other axis, and keys that do
+// not go round.
+TEST(TokenChunksControl, BlocksOfTheOtherAxisAreFound) {
+  NEED_MODEL("gpt");
+  const Result<Compiled> compiled =
+      compile_chunks({"", kTwoChunks + two_axes("zigzag"), "{cp: 2, b: 2}"}, true);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const Result<Trained> uncut = train(*compiled->uncut, "gpt-deep", 2);
+  ASSERT_TRUE(uncut) << print_error(uncut.error());
+  const std::vector<Instruction>& body = compiled->set.roles[0].body;
+  const auto first = [&](InstructionKind kind) {
+    return *std::ranges::find(body, kind, &Instruction::kind);
+  };
+  const Instruction round = first(InstructionKind::kRotate),
+                    heads = first(InstructionKind::kAllToAll);
+  std::map<InstructionKind, size_t> met, tried;
+  for (size_t i = 0; i < body.size(); ++i) {
+    const InstructionKind kind = body[i].kind;
+    const bool of_one_axis = body[i].group == round.group || body[i].group == heads.group;
+    const bool is_meant = kind == round.kind || kind == heads.kind ||
+                          kind == InstructionKind::kPosition || kind == InstructionKind::kOwnPart;
+    if (!is_meant || !of_one_axis || met[kind]++ % 7 != 0) continue;  // layers are alike
+    PlanSet wrong = compiled->set;
+    Instruction& one = wrong.roles[0].body[i];
+    if (kind == InstructionKind::kRotate) {
+      one.kind = InstructionKind::kCopy, one.group = one.communicator = -1, one.turn = 0;
+    } else {
+      const Instruction& other = one.group == round.group ? heads : round;
+      one.group = other.group;
+      if (one.communicator >= 0) one.communicator = other.communicator;
+    }
+    EXPECT_TRUE(is_found(wrong, *compiled)) << i << " " << one.label;
+    if (++tried[kind] != 2) continue;
+    const Result<Trained> ran = train(wrong, "gpt-deep", 2);
+    ASSERT_TRUE(ran) << print_error(ran.error());
+    EXPECT_GT(largest_difference(*ran, *uncut), 1e-9) << i << " " << one.label;
+  }
+  EXPECT_EQ(tried.size(), 4U);
+  for (const auto& [kind, count] : tried) EXPECT_GE(count, 2U) << static_cast<int>(kind);
+}
+
 // A chunk that runs before the one whose keys it reads.
 TEST(TokenChunksControl, EarlyChunksAreFound) {
   NEED_MODEL("gpt");
@@ -465,6 +530,25 @@ TEST(TokenChunks, EachRankHasItsTokensOfEachChunk) {
 
 // All gradients of a stage are an S, of whichever chunk its terms are put together last.
 // The keys of all chunks of one sample look like those of several samples.
+// Rows of each chunk go to the ranks of their experts, whose samples an axis cuts.
+TEST(TokenChunks, SendRowsToExperts) {
+  NEED_MODEL("gpt");
+  size_t sent[2] = {};
+  for (const bool in_chunks : {false, true}) {
+    const Result<Compiled> compiled =
+        compile_chunks({"",
+                        std::string(in_chunks ? kTwoChunks : "") +
+                            "  - shard: {input: \"*\", dim: 0, over: ep}\n"
+                            "  - shard: {match: \"**/experts/*\", dim: 0, over: ep}\n",
+                        "{ep: 2}", "", "qwen3-moe-hf"});
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    for (const Instruction& one : compiled->set.roles[0].body)
+      sent[in_chunks] += one.kind == InstructionKind::kDispatch;
+  }
+  EXPECT_GT(sent[0], 0U);
+  EXPECT_EQ(sent[1], 2 * sent[0]);
+}
+
 TEST(TokenChunks, ARankMayHaveOneSample) {
   NEED_MODEL("gpt");
   const Folder folder;
@@ -539,17 +623,18 @@ TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
           "samples are split twice");
   refused({"", kShares + "  - replicate: {over: q}\n" + kTwoRanks, "{q: 2}"},
           "axis 'q' is already used by place");
+  refused({"", kBatch + kTwoChunks + R"(  - place: {where: {stage: s}, on: {pp: s}}
+  - order:
+      each: pp
+      program: |
+        repeat M: F
+        repeat M: B
+)",
+           "{pp: 2}", kStages},
+          "so a stage has M*2 forwards");
   refused(
       {"", kChunks + "  - place: {where: {stage: s, seq: k}, on: {pp: s}}\n", "{pp: 2}", kStages},
       "chunks of one sample on several devices");
-  const std::string two_axes =
-      "  - shard: {input: '*', dim: 1, over: [a, b]}\n"
-      "  - shard: {match: '**', dim: none, over: [a, b]}\n";
-  for (const char* const by : {"heads, over: b}\n  - shard: {attention: '**', by: ring, over: a",
-                               "ring, over: a}\n  - shard: {attention: '**', by: ring, over: b"})
-    refused({"", kTwoChunks + two_axes + "  - shard: {attention: '**', by: " + by + "}\n",
-             "{a: 2, b: 2}"},
-            "of chunks of tokens that '");
 }
 
 }  // namespace

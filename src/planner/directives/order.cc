@@ -342,11 +342,18 @@ class CellOrder {
     for (size_t i = 0; i < left.size() && i < 3; ++i)
       names +=
           fmt::format("{}'{}'", i == 0 ? "" : ", ", print_label(dag_, dag_.tasks[left[i].index()]));
-    return fail(last_of(dag_.tasks[left.front().index()]),
-                "order: on {} the program leaves {} of {} tasks out: {}{}", where_, left.size(),
-                left.size() + out_.tasks.size(), names, left.size() > 3 ? ", …" : "")
-        .with_note(fmt::format("the device has {}; the {} items of the program take {}",
-                               pool_.count_passes(false), items, pool_.count_passes(true)));
+    Error error =
+        fail(last_of(dag_.tasks[left.front().index()]),
+             "order: on {} the program leaves {} of {} tasks out: {}{}", where_, left.size(),
+             left.size() + out_.tasks.size(), names, left.size() > 3 ? ", …" : "");
+    error.notes.push_back(fmt::format("the device has {}; the {} items of the program take {}",
+                                      pool_.count_passes(false), items, pool_.count_passes(true)));
+    if (const int64_t chunks = pool_.chunks_of_tokens(); chunks > 1)
+      error.notes.push_back(fmt::format(
+          "help: an item takes one of the {0} chunks of tokens of a microbatch, so a stage has "
+          "M*{0} forwards, as in <tokens/seq1f1b>",
+          chunks));
+    return error;
   }
 
   // Returns the last item of a pass, after which one is missing; else the last of all.

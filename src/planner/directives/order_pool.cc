@@ -43,7 +43,7 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
     const ptrdiff_t tag = split.of_batch() ? -1 : place_of_tag(dag, split.as);
     if (tag >= 0 && !std::ranges::count(within_, tag)) within_.push_back(tag);
     if (tag < 0 && split.of_region()) parts_.push_back(split.as);
-    if (split.of_tokens) tokens_ = tag;
+    if (split.of_tokens) tokens_ = tag, chunks_ = tag < 0 ? 0 : split.into;
     if (split.of_samples) shares_ = tag;
   }
   if (spans_ >= 0) within_.push_back(spans_);

@@ -46,6 +46,8 @@ class OrderPool {
   std::vector<TaskId> left() const;
   // "8 F, 8 BI and 6 BW": of all tasks, or of those taken.
   std::string count_passes(bool taken) const;
+  // Returns into how many chunks of tokens a microbatch is split; 0: there are none.
+  int64_t chunks_of_tokens() const { return chunks_; }
 
  private:
   struct Entry {
@@ -97,6 +99,7 @@ class OrderPool {
   std::vector<ptrdiff_t> within_;
   std::vector<std::string> parts_;                    // tags of parts that no item names
   ptrdiff_t tokens_ = -1, shares_ = -1, spans_ = -1;  // of these; -1: none
+  int64_t chunks_ = 0;                                // of tokens
   std::vector<std::vector<int32_t>> regions_;         // local stage index -> tag values
   std::vector<Entry> entries_;
   std::map<Key, Queues> queues_;

@@ -458,34 +458,6 @@ bool adds_zeros(const Graph& step, const AxisCut& cut) {
   });
 }
 
-bool cuts_along_tokens(const Graph& step, const AxisCut& cut) {
-  return std::ranges::any_of(cut.seeds, [&](const ShardSeed& seed) {
-    const Value& value = step.value(seed.value);
-    return value.kind == ValueKind::kInput && seed.dim >= 0 && seed.dim != value.batch_dim;
-  });
-}
-
-// Tokens of chunks are in blocks over the first axis that cuts them alone: over others, attention
-// has the whole of them.
-Status check_attention_of_chunks(const Graph& step, const Strategy& strategy,
-                                 std::span<const AxisCut> cuts) {
-  const Split* const chunks = strategy.chunk_split();
-  if (!chunks || !chunks->of_tokens) return ok_status();
-  const auto cuts_tokens = [&](const AxisCut& cut) { return cuts_along_tokens(step, cut); };
-  const auto by_mesh = [](auto a, auto b) { return a->axis < b->axis; };
-  const auto first = std::ranges::find_if(cuts, cuts_tokens);
-  for (auto cut = first; cut != cuts.end(); ++cut)
-    if (cut != first && !cut->attention.empty() && cuts_tokens(*cut))
-      return fail(cut->attention.front().at,
-                  "not supported: attention over '{}' of chunks of tokens that '{}' cuts, too",
-                  cut->name, first->name)
-          .with_note("the chunks are cut at " + line_of(chunks->at, cut->attention.front().at))
-          .with_note(fmt::format(
-              "help: leave this line out, or take both axes as one in one line: 'over: [{}, {}]'",
-              std::min(first, cut, by_mesh)->name, std::max(first, cut, by_mesh)->name));
-  return ok_status();
-}
-
 }  // namespace
 
 Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
@@ -539,7 +511,6 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
          attends_by(cuts[i - 1], AttentionBy::kRing) && cuts_within(strategy, cuts[i - 1], cuts[i]);
          --i)
       std::swap(cuts[i - 1], cuts[i]);
-  PIPER_TRY(check_attention_of_chunks(step, strategy, cuts));
   PIPER_TRY(set_stretches(step, strategy, cuts));
   add_zeros(cuts);
   for (size_t c = 0; c < cuts.size(); ++c)

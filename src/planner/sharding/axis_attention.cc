@@ -71,16 +71,6 @@ std::optional<EndOfBlocks> find_end_of_blocks(const State& state, ValueId from) 
   return last;
 }
 
-// Returns the input of which the value is a block, over axes before this one, or a chunk.
-ValueId input_of(const Graph& graph, ValueId id) {
-  while (graph.value(id).producer.valid()) {
-    const Node& node = graph.node(graph.value(id).producer);
-    if (node.op != "OwnBlock" && node.op != "Slice") return id;
-    id = node.inputs[0];
-  }
-  return id;
-}
-
 // Says why the queries have no tokens in blocks.
 Error no_tokens(const Rewriter& rewriter, const Node& node, const AttentionCut& how) {
   const State& state = rewriter.state();

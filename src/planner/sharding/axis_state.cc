@@ -93,6 +93,15 @@ Region region_of(const Node& node) {
   return {is_backward(node) ? Pass::kBI : node.pass, node.tags};
 }
 
+ValueId input_of(const Graph& graph, ValueId id) {
+  while (graph.value(id).producer.valid()) {
+    const Node& node = graph.node(graph.value(id).producer);
+    if (node.op != "OwnBlock" && node.op != "Slice") return id;
+    id = node.inputs[0];
+  }
+  return id;
+}
+
 State::State(Graph whole, const AxisCut& axis)
     : cut(axis), graph(std::move(whole)), readers(piper::readers(graph)) {
   values.resize(graph.values.size());

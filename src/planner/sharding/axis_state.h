@@ -36,6 +36,9 @@ bool joins_parts(const Graph& graph, const Node& node);
 // up.
 std::string row_letters(const Operand& operand, int64_t rows);
 
+// Returns the input of which the value is a block, over axes before this one, or a chunk.
+ValueId input_of(const Graph& graph, ValueId id);
+
 // F, U, or BI for both passes of the backward; and tags.
 using Region = std::pair<Pass, std::vector<int32_t>>;
 Region region_of(const Node& node);

@@ -11,14 +11,31 @@ namespace {
 
 using namespace axis;
 
+// Returns by op whether it takes the chunk of an input, or the block over an axis before, in which
+// this axis cuts: it takes that as it is.
+std::vector<bool> takers_of(const Graph& graph, const AxisCut& cut) {
+  std::vector<bool> takers(graph.nodes.size());
+  for (const ShardSeed& seed : cut.seeds)
+    if (graph.value(input_of(graph, seed.value)).kind == ValueKind::kInput)
+      for (ValueId id = seed.value; graph.value(id).producer.valid();) {
+        const NodeId taker = graph.value(id).producer;
+        takers[taker.index()] = true;
+        id = graph.node(taker).inputs[0];
+      }
+  return takers;
+}
+
 // Chooses how the op is cut and adds it; notes it in `gathered` if its operands had to be gathered.
-Status visit(Rewriter& rewriter, NodeId id, std::vector<NodeId>& gathered) {
+Status visit(Rewriter& rewriter, NodeId id, const std::vector<bool>& takers,
+             std::vector<NodeId>& gathered) {
   const State& state = rewriter.state();
   const Node& node = state.graph.node(id);
   const Loops& loops = state.loops(node);
   rewriter.begin(id);
   if (const AttentionCut* how = attention_of(state.cut, node))
     return lower_attention(rewriter, id, loops, *how);
+  if (takers[id.index()])
+    return rewriter.rewrite(id, loop_choice(state, node, loops, {})), ok_status();
   rewriter.prepare(node, loops);
   const Choice choice = choose(state, node, loops);
   if (gathers(state, node, loops, choice)) gathered.push_back(id);
@@ -36,12 +53,13 @@ std::vector<NodeId> find_gathered(const Graph& graph, const AxisCut& cut) {
   const auto last = std::find_if(graph.nodes.rbegin(), graph.nodes.rend(), has_parts);
   if (last == graph.nodes.rend()) return {};
   Rewriter rewriter(graph, cut);
+  const std::vector<bool> takers = takers_of(graph, cut);
   std::vector<NodeId> gathered;
   for (const ShardSeed& seed : cut.seeds)
     if (!rewriter.seed(seed)) return {};
   const auto count = static_cast<size_t>(graph.nodes.rend() - last);
   for (size_t i = 0; i < count; ++i)
-    static_cast<void>(visit(rewriter, NodeId(i), gathered));  // errors come again
+    static_cast<void>(visit(rewriter, NodeId(i), takers, gathered));  // errors come again
   return gathered;
 }
 
@@ -73,32 +91,32 @@ std::vector<ValueId> chunks_of(const Graph& graph, ValueId input, size_t dim) {
   return end == shape[dim] && ends.size() > 1 ? chunks : std::vector<ValueId>();
 }
 
+// Finds what this axis cuts of an input: each chunk of tokens by itself, and of that what a rank
+// has over the axes before.
+void find_blocks(const Graph& graph, ValueId of, int dim, std::vector<ValueId>& found) {
+  std::vector<ValueId> taken = chunks_of(graph, of, static_cast<size_t>(dim));
+  for (const Node& node : graph.nodes)
+    if (node.op == "OwnBlock" && node.inputs[0] == of && node.attrs.integer("dim") == dim)
+      taken.push_back(node.outputs[0]);
+  for (const ValueId each : taken) find_blocks(graph, each, dim, found);
+  if (taken.empty()) found.push_back(of);
+}
+
 // A rank loads its samples of an input whole, and takes its block of another dim over one axis
-// after the other: what it has over those before is what this one cuts, of each chunk of tokens by
-// itself.
+// after the other.
 void cut_blocks(const Graph& graph, AxisCut& cut) {
   std::vector<ShardSeed> seeds;
   for (const ShardSeed& seed : cut.seeds) {
-    const size_t before = seeds.size();
     const Value& value = graph.value(seed.value);
-    const bool is_loaded = value.kind == ValueKind::kInput && value.batch_dim != seed.dim;
-    std::vector<ValueId> from{seed.value};
-    if (is_loaded && seed.dim >= 0)
-      for (const ValueId chunk : chunks_of(graph, seed.value, static_cast<size_t>(seed.dim))) {
-        from.push_back(chunk);
-        seeds.push_back(seed);
-        seeds.back().value = chunk;
-      }
-    for (size_t i = 0; i < from.size() && is_loaded; ++i)
-      for (const Node& node : graph.nodes)
-        if (node.op == "OwnBlock" && node.inputs[0] == from[i] &&
-            node.attrs.integer("dim") == seed.dim) {
-          if (i > 0) std::erase_if(seeds, [&](auto& one) { return one.value == from[i]; });
-          from.push_back(node.outputs[0]);
-          seeds.push_back(seed);
-          seeds.back().value = node.outputs[0];
-        }
-    if (seeds.size() == before) seeds.push_back(seed);
+    std::vector<ValueId> found;
+    if (value.kind == ValueKind::kInput && value.batch_dim != seed.dim && seed.dim >= 0)
+      find_blocks(graph, seed.value, seed.dim, found);
+    else
+      found.push_back(seed.value);
+    for (const ValueId each : found) {
+      seeds.push_back(seed);
+      seeds.back().value = each;
+    }
   }
   cut.seeds = std::move(seeds);
 }
@@ -112,6 +130,7 @@ Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& how) {
   std::vector<NodeId> gathered = find_gathered(graph, cut);
   if (!gathered.empty()) graph = taken_apart(std::move(graph), gathered);
   const size_t count = graph.nodes.size();
+  const std::vector<bool> takers = takers_of(graph, cut);
   Rewriter rewriter(std::move(graph), cut);
   for (const ShardSeed& seed : cut.seeds) PIPER_TRY(rewriter.seed(seed));
   bool backward = false;
@@ -120,7 +139,7 @@ Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& how) {
       backward = true;
       hint_gradients(rewriter);
     }
-    PIPER_TRY(visit(rewriter, NodeId(i), gathered));
+    PIPER_TRY(visit(rewriter, NodeId(i), takers, gathered));
   }
   if (cut.capacity && rewriter.state().routes.empty())
     return fail(cut.capacity_at,
