@@ -17,11 +17,11 @@ Switching::HostBytes Switching::HostBytes::of(int64_t size) {
 template <class Visit>
 void Switching::HeldState::for_each_part(const StateTransfer::Run& run, Visit visit) const {
   auto next = std::ranges::upper_bound(runs, run.first, {}, &Held::Run::whole);
-  --next;
-  for (int64_t at = run.first; at < run.end(); ++next) {
-    const int64_t inside = at - next->whole, count = std::min(next->count - inside, run.end() - at);
-    visit(at, count, bytes.data.get() + (next->held + inside) * size);
-    at += count;
+  if (next != runs.begin()) --next;
+  for (; next != runs.end() && next->whole < run.end(); ++next) {
+    const int64_t at = std::max(run.first, next->whole),
+                  count = std::min(run.end(), next->whole + next->count) - at;
+    if (count > 0) visit(at, count, bytes.data.get() + (next->held + at - next->whole) * size);
   }
 }
 
@@ -61,12 +61,41 @@ std::map<std::string, int32_t> given_by(const StateTransfer& transfer, int64_t r
 
 namespace {
 
-// Returns what is there of a state, ascending in the whole.
-std::vector<Held::Run> sorted_runs(const Held& held) {
+// Returns what is there of a state, ascending in the whole. `packed`: places count no element past
+// the end of a dim.
+std::vector<Held::Run> sorted_runs(const Held& held, bool packed) {
   std::vector<Held::Run> runs;
-  held.for_each_run([&](const Held::Run& run) { runs.push_back(run); });
+  int64_t before = 0;
+  held.for_each_run([&](const Held::Run& run) {
+    runs.push_back({run.whole, packed ? before : run.held, run.count});
+    before += run.count;
+  });
   std::ranges::sort(runs, {}, &Held::Run::whole);
   return runs;
+}
+
+// Returns what a rank is to hold of states, each part once, by their number: of the types in which
+// they were held before.
+std::map<int32_t, std::vector<Held>> wanted_by(const PlanSet& set, int64_t rank,
+                                               const std::vector<StateTransfer::State>& states) {
+  std::map<std::string, TensorType> types;
+  std::map<std::string, int32_t> numbers;
+  for (const StateTransfer::State& state : states)
+    types.emplace(state.name, state.whole), numbers.emplace(state.name, std::ssize(types) - 1);
+  const RoleProgram& role =
+      set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)])];
+  std::map<int32_t, std::vector<Held>> wanted;
+  for (const Buffer& buffer : role.buffers) {
+    const Tensor& tensor = role.tensor(buffer);
+    if (tensor.kind != BufferKind::kState) continue;
+    const auto name = name_held(types, names_of_state(role, tensor));
+    if (!name || tensor.whole_type().shape != types.at(*name).shape) continue;
+    Held held = held_of(role, tensor, coordinates_of(role.mesh, rank));
+    held.whole = types.at(*name);
+    std::vector<Held>& parts = wanted[numbers.at(*name)];
+    if (std::ranges::find(parts, held) == parts.end()) parts.push_back(std::move(held));
+  }
+  return wanted;
 }
 
 }  // namespace
@@ -85,7 +114,7 @@ Result<Switching::HeldStates> Switching::copy_held(Executor& executor, int64_t r
     if (number == given.end()) continue;
     HeldState& state = held[number->second];
     state.size = info(tensor.type.dtype).bytes;
-    state.runs = sorted_runs(held_of(role, tensor, coordinates));
+    state.runs = sorted_runs(held_of(role, tensor, coordinates), /*packed=*/false);
     state.bytes = HostBytes::of(tensor.type.bytes());
     copies.emplace_back(static_cast<int32_t>(b), state.bytes.data.get());
   }
@@ -105,7 +134,7 @@ Switching::Messages Switching::pack(const HeldStates& held, int64_t rank) const 
       if (move.from != rank || move.to != to) continue;
       const HeldState& state = held.at(move.state);
       for (const StateTransfer::Run& run : move.runs)
-        state.for_each_part(run, [&](int64_t, int64_t count, const std::byte* data) {
+        state.for_each_part(run, [&](int64_t, int64_t count, std::byte* data) {
           std::memcpy(at, data, static_cast<size_t>(count * state.size));
           at += count * state.size;
         });
@@ -138,35 +167,52 @@ Result<Switching::Messages> Switching::exchange(const Messages& out, Fabric& fab
   return in;
 }
 
-// Returns what the rank has kept and what has come to it, each run as a piece of its own.
+// Returns what the rank has kept and what has come to it: a piece for each part of a state that it
+// is to hold.
 CheckpointReader Switching::unpack(int64_t rank, const HeldStates& held, const Messages& in) const {
+  struct Come {
+    const StateTransfer::Move* move;
+    const std::byte* data;  // null: it was here
+  };
+  std::map<int32_t, std::vector<Come>> come;  // by state
+  std::map<int64_t, int64_t> at;              // by rank
+  for (const StateTransfer::Move& move : transfer_.moves) {
+    if (move.to != rank) continue;
+    const bool moved = move.from != rank;
+    come[move.state].push_back(
+        {&move, moved ? in.at(move.from).data.get() + at[move.from] : nullptr});
+    if (moved) at[move.from] += transfer_.bytes_of(move);
+  }
   std::map<std::string, TensorType> types;
   CheckpointReader::Pieces pieces;
   for (const StateTransfer::State& state : transfer_.states) {
     types.emplace(state.name, state.whole);
     pieces[state.name];
   }
-  std::map<int64_t, int64_t> at;  // by rank
-  for (const StateTransfer::Move& move : transfer_.moves) {
-    if (move.to != rank) continue;
-    const auto& [name, whole] = transfer_.states[static_cast<size_t>(move.state)];
-    const int64_t size = info(whole.dtype).bytes;
-    const auto add = [&](int64_t first, int64_t count, const HostBytes& owner,
-                         const std::byte* data) {
-      pieces[name].push_back({Held{whole, {}, first, count},
-                              Bytes{owner.data, data, static_cast<size_t>(count * size)}});
-    };
-    for (const StateTransfer::Run& run : move.runs) {
-      if (move.from == rank) {
-        const HeldState& state = held.at(move.state);
-        state.for_each_part(run, [&](int64_t first, int64_t count, const std::byte* data) {
-          add(first, count, state.bytes, data);
+  for (auto& [number, parts] : wanted_by(to_, rank, transfer_.states)) {
+    const auto& [name, whole] = transfer_.states[static_cast<size_t>(number)];
+    for (Held& part : parts) {
+      HeldState to{info(whole.dtype).bytes, sorted_runs(part, /*packed=*/true), {}};
+      to.bytes = HostBytes::of(part.count * to.size);
+      const auto put = [&](const StateTransfer::Run& run, const std::byte* data) {
+        to.for_each_part(run, [&](int64_t first, int64_t count, std::byte* place) {
+          std::memcpy(place, data + (first - run.first) * to.size,
+                      static_cast<size_t>(count * to.size));
         });
-        continue;
+      };
+      for (const auto& [move, message] : come[number]) {
+        const std::byte* next = message;
+        for (const StateTransfer::Run& run : move->runs) {
+          if (message)
+            put(run, std::exchange(next, next + run.count * to.size));
+          else
+            held.at(number).for_each_part(run, [&](int64_t first, int64_t count, std::byte* data) {
+              put({first, count}, data);
+            });
+        }
       }
-      const HostBytes& message = in.at(move.from);
-      add(run.first, run.count, message, message.data.get() + at[move.from]);
-      at[move.from] += run.count * size;
+      pieces[name].push_back({std::move(part), Bytes{to.bytes.data, to.bytes.data.get(),
+                                                     static_cast<size_t>(to.bytes.size)}});
     }
   }
   return CheckpointReader::of_memory(from_.directory, {}, std::move(types), std::move(pieces));

@@ -35,12 +35,13 @@ class Switching : public StateSource {
     int64_t size = 0;
     static HostBytes of(int64_t size);
   };
-  // Holds a copy on the host of a state that a rank holds, and says where its elements are there.
+  // Holds a copy on the host of what a rank holds of a state, and says where its elements are
+  // there.
   struct HeldState {
     int64_t size = 0;             // of an element
     std::vector<Held::Run> runs;  // ascending in the whole
     HostBytes bytes;
-    // Visits the parts of a run of the whole, of which it has all: visit(first, count, data).
+    // Visits the parts of a run of the whole that it has: visit(first, count, data).
     template <class Visit>
     void for_each_part(const StateTransfer::Run& run, Visit visit) const;
   };
