@@ -21,7 +21,7 @@ __attribute__((noinline)) void* operator new(size_t size) {
 __attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
 __attribute__((noinline)) void operator delete(void* p, size_t) noexcept { std::free(p); }
 
-namespace piper::test {
+namespace piper::test::cpu_backend_test {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -437,4 +437,4 @@ TEST(Ops, AreListedByName) {
 }
 
 }  // namespace
-}  // namespace piper::test
+}  // namespace piper::test::cpu_backend_test

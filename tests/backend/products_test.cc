@@ -5,7 +5,7 @@
 #include "piper/devices/program.h"
 #include "sanitizer.h"
 
-namespace piper::test {
+namespace piper::test::products_test {
 namespace {
 
 constexpr const char* kTable = R"(# a comment
@@ -187,4 +187,4 @@ TEST(Products, HaveTheSameBitsWithAPackedOperand) {
 }
 
 }  // namespace
-}  // namespace piper::test
+}  // namespace piper::test::products_test

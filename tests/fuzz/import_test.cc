@@ -11,7 +11,7 @@
 #include <functional>
 #include <random>
 
-namespace piper {
+namespace piper::hostile_import_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -717,4 +717,4 @@ TEST_F(HostileOnnx, ImpossibleShapes) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::hostile_import_test

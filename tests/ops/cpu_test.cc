@@ -6,7 +6,7 @@
 #include "cpu_harness.h"
 #include "piper/devices/program.h"
 
-namespace piper::test {
+namespace piper::test::cpu_ops_test {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -482,4 +482,4 @@ TEST(CumSum, OfAsManyTermsAsFloatsCannotCount) {
 }
 
 }  // namespace
-}  // namespace piper::test
+}  // namespace piper::test::cpu_ops_test

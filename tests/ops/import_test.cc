@@ -14,7 +14,7 @@
 
 #include "evaluate.h"
 
-namespace piper {
+namespace piper::import_ops_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -682,4 +682,4 @@ TEST(ImportRules, AgreeWithOnnxsReferenceEvaluator) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::import_ops_test

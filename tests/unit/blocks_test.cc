@@ -16,7 +16,7 @@
 #include "sanitizer.h"
 #include "shell.h"
 
-namespace piper {
+namespace piper::blocks_test {
 namespace {
 
 constexpr int64_t kSteps = 4;
@@ -496,4 +496,4 @@ TEST_F(BlocksAsProcesses, WrongCollectivesAreFound) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::blocks_test

@@ -9,7 +9,7 @@
 #include "piper/base/data.h"
 #include "shell.h"
 
-namespace piper {
+namespace piper::checkpoint_tools_test {
 namespace {
 
 std::pair<int, std::string> program(const std::string& words) {
@@ -307,4 +307,4 @@ TEST_F(CheckpointTools, TheProgramEndsWithWhatItFound) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::checkpoint_tools_test

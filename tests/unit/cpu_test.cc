@@ -6,7 +6,7 @@
 #include "piper/devices/null.h"
 #include "piper/devices/program.h"
 
-namespace piper::test {
+namespace piper::test::cpu_test {
 namespace {
 
 // ---- In place, fused, determinism ----------------------------------------------------
@@ -211,4 +211,4 @@ TEST(NullBackend, CountsAndRunsNothing) {
 }
 
 }  // namespace
-}  // namespace piper::test
+}  // namespace piper::test::cpu_test

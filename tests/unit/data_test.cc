@@ -2,7 +2,7 @@
 
 #include "unit/data_files.h"
 
-namespace piper {
+namespace piper::data_test {
 namespace {
 
 // ---- Safetensors --------------------------------------------------------------------------------
@@ -530,4 +530,4 @@ TEST_F(DataTest, AFileThatIsCutIsAnError) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::data_test

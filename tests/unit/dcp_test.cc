@@ -12,7 +12,7 @@
 #include "seed.h"
 #include "shell.h"
 
-namespace piper {
+namespace piper::dcp_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -182,4 +182,4 @@ TEST_F(Dcp, TheProgramTakesIt) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::dcp_test

@@ -21,7 +21,7 @@ void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return op
 void operator delete(void* block) noexcept { std::free(block); }
 void operator delete(void* block, std::size_t) noexcept { std::free(block); }
 
-namespace piper {
+namespace piper::documents_test {
 namespace {
 
 using Values = std::vector<int64_t>;
@@ -345,4 +345,4 @@ TEST_F(DocumentsTest, ABatchGoesOnIntoTheNextEpoch) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::documents_test

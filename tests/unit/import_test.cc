@@ -22,7 +22,7 @@
 #include "piper/frontend/onnx.h"
 #include "seed.h"
 
-namespace piper {
+namespace piper::import_test {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -454,4 +454,4 @@ TEST(Constants, PermutationsMoveEachElement) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::import_test

@@ -1,7 +1,7 @@
 // Mixtures of token sources: who gives which sample, and what their file may say.
 #include "unit/data_files.h"
 
-namespace piper {
+namespace piper::mix_test {
 namespace {
 
 using Counts = std::vector<std::pair<std::string, int64_t>>;
@@ -278,4 +278,4 @@ TEST_F(MixTest, AMixtureStandsAlone) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::mix_test

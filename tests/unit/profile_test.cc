@@ -12,7 +12,7 @@
 #include "shell.h"
 #include "unit/runtime_plans.h"
 
-namespace piper {
+namespace piper::profile_test {
 namespace {
 
 using namespace plans;  // NOLINT: the fixtures of this test
@@ -302,4 +302,4 @@ TEST_F(ProfileOfProcesses, WhatCannotBeIsRefused) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::profile_test

@@ -69,7 +69,7 @@ void operator delete[](void* block, std::align_val_t, const std::nothrow_t&) noe
   std::free(block);
 }
 
-namespace piper {
+namespace piper::runtime_test {
 namespace {
 
 using namespace plans;  // NOLINT: the fixtures of this test
@@ -796,4 +796,4 @@ TEST(Metrics, OneLineOfJson) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::runtime_test

@@ -1,7 +1,7 @@
 // Files of tokens in their forms, many of them, and which are refused.
 #include "unit/data_files.h"
 
-namespace piper {
+namespace piper::token_files_test {
 namespace {
 
 template <class T>
@@ -292,4 +292,4 @@ TEST_F(TokenFilesTest, AnyFileThatIsCutOrWrittenToIsNoticed) {
 }
 
 }  // namespace
-}  // namespace piper
+}  // namespace piper::token_files_test
