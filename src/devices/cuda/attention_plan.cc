@@ -14,7 +14,7 @@ constexpr int64_t kNumberBytes = 8;  // of an i64
 constexpr int64_t kAlignment = 256;  // of workspaces
 
 // Numbers the operands of a step, in order.
-enum Operand : size_t { kQ, kK, kV, kY, kLse, kTerms, kFirst, kFirstKey, kDy, kDq, kDk, kDv };
+enum Slot : size_t { kQ, kK, kV, kY, kLse, kTerms, kFirst, kFirstKey, kDy, kDq, kDk, kDv };
 
 Dims transposed(const Dims& dims) { return {dims[0], dims[1], dims[3], dims[2]}; }
 
@@ -66,7 +66,7 @@ class Builder {
   DnnGraph& graph() { return made_.graph; }
 
   // Rows of an operand of the step, of `heads` heads for each that a slice counts.
-  Tensor memory(Operand operand, const DeviceRows& rows, const Dims& dims, const Dims& steps,
+  Tensor memory(Slot operand, const DeviceRows& rows, const Dims& dims, const Dims& steps,
                 int64_t heads) {
     const int64_t bytes = info(a_.type).bytes;
     const Tensor made = graph().memory(dims, steps, type_);
@@ -74,11 +74,11 @@ class Builder {
         {made, operand, rows.first * bytes, rows.batch * bytes, rows.head * heads * bytes});
     return made;
   }
-  Tensor queries(Operand operand, const DeviceRows& rows, int64_t width) {
+  Tensor queries(Slot operand, const DeviceRows& rows, int64_t width) {
     return memory(operand, rows, {samples_, heads_, a_.queries, width},
                   {rows.batch, rows.head, rows.token, 1}, repeat_);
   }
-  Tensor keys(Operand operand, const DeviceRows& rows, int64_t width, bool is_transposed) {
+  Tensor keys(Slot operand, const DeviceRows& rows, int64_t width, bool is_transposed) {
     const Dims dims{samples_, kv_heads_, a_.keys, width};
     const Dims steps{rows.batch, rows.head, rows.token, 1};
     if (is_transposed) return memory(operand, rows, transposed(dims), transposed(steps), 1);
@@ -147,7 +147,7 @@ class Builder {
 
   // Returns the number of each token along an axis. Where `first` are the numbers of the first
   // tokens of equal stretches, i64, their low halves are read.
-  Tensor number_of(int64_t axis, Tensor like, Operand first, int64_t stretches) {
+  Tensor number_of(int64_t axis, Tensor like, Slot first, int64_t stretches) {
     const Tensor token = graph().index(axis, like, graph().inside(scores_, kDnnI32));
     Tensor made = token;
     for (int64_t i = 0; i < stretches; ++i) {
@@ -184,7 +184,7 @@ class Builder {
   }
 
   // Adds the gradient of keys or values: xᵀ · rows, summed over the heads that read them.
-  void to_keys(Tensor x, Tensor rows, Operand operand, const DeviceRows& to, int64_t width) {
+  void to_keys(Tensor x, Tensor rows, Slot operand, const DeviceRows& to, int64_t width) {
     const int64_t all = a_.queries * a_.keys;
     const Tensor turned = graph().view(
         x, graph().inside(transposed(scores_), {heads_ * all, all, 1, a_.keys}, type_));

@@ -10,7 +10,7 @@
 namespace piper::onnx_import {
 namespace {
 
-using Place = std::pair<size_t, size_t>;  // node, input
+using NodeInput = std::pair<size_t, size_t>;  // node, input
 
 struct DetachingCall {  // the nodes of one call
   Call call;
@@ -23,7 +23,7 @@ class Detached {
  public:
   Detached(const OnnxModel& model, const std::vector<SignatureInput>& signature,
            const Recovery& recovery);
-  Result<std::vector<Place>> run();
+  Result<std::vector<NodeInput>> run();
 
  private:
   // Describes an argument of a call that is neither a parameter nor a buffer, in the order of the
@@ -33,16 +33,16 @@ class Detached {
     bool detached = false, known = false;  // neither: a result that the file has no more
   };
   std::vector<Arg> args_of(const Call& call) const;
-  std::vector<Place> values_of(const DetachingCall& reader) const;
+  std::vector<NodeInput> values_of(const DetachingCall& reader) const;
   bool reads_its_parameters(const DetachingCall& reader) const;
-  bool stands_for(const Place& at, const Arg& arg) const;
+  bool stands_for(const NodeInput& at, const Arg& arg) const;
   void leave_constants_out(const DetachingCall& reader, size_t values,
                            std::vector<Arg>& args) const;
   Status find_detached_of(const DetachingCall& reader);
   const std::set<std::string_view>& trained_values();
-  bool find_only(const std::vector<Arg>& args, const std::vector<Place>& values);
-  const ParamUse* param_at(const Place& at) const;
-  const std::string& name_at(const Place& at) const {
+  bool find_only(const std::vector<Arg>& args, const std::vector<NodeInput>& values);
+  const ParamUse* param_at(const NodeInput& at) const;
+  const std::string& name_at(const NodeInput& at) const {
     return model_.nodes[at.first].inputs[at.second];
   }
 
@@ -53,7 +53,7 @@ class Detached {
   std::set<std::string_view> calls_, inputs_;
   std::vector<DetachingCall> readers_;
   std::optional<std::set<std::string_view>> trained_;  // when it is first asked for
-  std::vector<Place> found_;
+  std::vector<NodeInput> found_;
 };
 
 Detached::Detached(const OnnxModel& model, const std::vector<SignatureInput>& signature,
@@ -75,8 +75,8 @@ Detached::Detached(const OnnxModel& model, const std::vector<SignatureInput>& si
   for (const DetachingCall& reader : readers_) calls_.insert(reader.call.name);
 }
 
-const ParamUse* Detached::param_at(const Place& at) const {
-  const auto place_of = [](const ParamUse& use) { return Place(use.node, use.input); };
+const ParamUse* Detached::param_at(const NodeInput& at) const {
+  const auto place_of = [](const ParamUse& use) { return NodeInput(use.node, use.input); };
   const auto use = std::ranges::lower_bound(recovery_.uses, at, {}, place_of);
   return use == recovery_.uses.end() || place_of(*use) != at ? nullptr : &*use;
 }
@@ -94,12 +94,12 @@ std::vector<Detached::Arg> Detached::args_of(const Call& call) const {
 
 // Returns where the call's nodes read what another call made, an input, or a parameter that it does
 // not name.
-std::vector<Place> Detached::values_of(const DetachingCall& reader) const {
+std::vector<NodeInput> Detached::values_of(const DetachingCall& reader) const {
   std::set<std::string_view> named;
   for (const CallArg& arg : reader.call.args)
     if (const auto at = placeholders_.find(arg.name); at != placeholders_.end())
       named.insert(at->second->target);
-  std::vector<Place> out;
+  std::vector<NodeInput> out;
   for (const size_t n : reader.nodes) {
     if (model_.nodes[n].op == "Shape" || model_.nodes[n].op == "Size") continue;  // of no elements
     for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
@@ -128,7 +128,7 @@ bool Detached::reads_its_parameters(const DetachingCall& reader) const {
   });
 }
 
-bool Detached::stands_for(const Place& at, const Arg& arg) const {
+bool Detached::stands_for(const NodeInput& at, const Arg& arg) const {
   const auto made = call_of_.find(name_at(at));
   if (made != call_of_.end()) return made->second == arg.name;
   return inputs_.count(name_at(at)) > 0 && placeholders_.count(arg.name) > 0;
@@ -164,11 +164,11 @@ const std::set<std::string_view>& Detached::trained_values() {
 
 // Where one value alone of those that the call does not name has a gradient, that is the detached
 // one, if what else it names and the file has no more is among those without.
-bool Detached::find_only(const std::vector<Arg>& args, const std::vector<Place>& values) {
+bool Detached::find_only(const std::vector<Arg>& args, const std::vector<NodeInput>& values) {
   const std::set<std::string_view>& trained = trained_values();
-  std::vector<Place> places;
+  std::vector<NodeInput> places;
   std::set<std::string_view> names, others;
-  for (const Place& at : values) {
+  for (const NodeInput& at : values) {
     const bool named = std::any_of(
         args.begin(), args.end(), [&](const Arg& arg) { return arg.known && stands_for(at, arg); });
     if (named) continue;
@@ -194,14 +194,14 @@ Status Detached::find_detached_of(const DetachingCall& reader) {
                             model_.nodes[reader.nodes[0]].label())
                            .with_note(export_help(model_));
   std::vector<Arg> args = args_of(reader.call);
-  const std::vector<Place> values = values_of(reader);
+  const std::vector<NodeInput> values = values_of(reader);
   leave_constants_out(reader, values.size(), args);
   bool all_known = true, all_read = reads_its_parameters(reader), in_order = true;
   for (const Arg& arg : args) {
     all_known = all_known && (arg.known || arg.detached);
-    all_read = all_read &&
-               (!arg.known || std::any_of(values.begin(), values.end(),
-                                          [&](const Place& at) { return stands_for(at, arg); }));
+    all_read = all_read && (!arg.known ||
+                            std::any_of(values.begin(), values.end(),
+                                        [&](const NodeInput& at) { return stands_for(at, arg); }));
   }
   in_order = values.size() == args.size();
   for (size_t i = 0; i < args.size() && in_order; ++i)
@@ -217,7 +217,7 @@ Status Detached::find_detached_of(const DetachingCall& reader) {
   }
   // Those that the call does not name are detached.
   const size_t before = found_.size();
-  for (const Place& at : values)
+  for (const NodeInput& at : values)
     if (std::none_of(args.begin(), args.end(),
                      [&](const Arg& arg) { return arg.known && stands_for(at, arg); }))
       found_.push_back(at);
@@ -226,7 +226,7 @@ Status Detached::find_detached_of(const DetachingCall& reader) {
   return ok_status();
 }
 
-Result<std::vector<Place>> Detached::run() {
+Result<std::vector<NodeInput>> Detached::run() {
   for (const DetachingCall& reader : readers_) {
     if (reader.call.function == "aten.detach" || is_detached(reader.call.name)) {
       for (const size_t n : reader.nodes) found_.emplace_back(n, 0);

@@ -47,7 +47,7 @@ Result<Val> gather_along(RuleContext& c, const Val& data, const Val& index, size
 
 // embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse): the row at padding_idx gets
 // no gradient. ONNX has no word for it; the call that the exporter notes has.
-Result<std::optional<int64_t>> padding_of(RuleContext& c) {
+Result<std::optional<int64_t>> row_without_gradient(RuleContext& c) {
   const auto call = parse_call(find_metadata(c.node.metadata, "pkg.torch.onnx.fx_node"));
   if (!call || call->function != "aten.embedding") return std::optional<int64_t>();
   const std::vector<std::string>& words = call->words;
@@ -148,7 +148,7 @@ Result<Vals> gather(RuleContext& c) {
     PIPER_ASSIGN(auto own_row, gather_own_row(c, data, index));
     if (own_row) return Vals{*std::move(own_row)};
   }
-  PIPER_ASSIGN(const std::optional<int64_t> padding, padding_of(c));
+  PIPER_ASSIGN(const std::optional<int64_t> padding, row_without_gradient(c));
   return single(gather_along(c, data, index, axis, padding));
 }
 

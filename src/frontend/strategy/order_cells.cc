@@ -10,7 +10,7 @@
 namespace piper::order_cells {
 namespace {
 
-constexpr std::array<std::string_view, 5> kPasses = {"F", "R", "B", "BI", "BW"};
+constexpr std::array<std::string_view, 5> kCellTypes = {"F", "R", "B", "BI", "BW"};
 constexpr int64_t kMostDigits = 9;
 
 // Returns the digits at the start of `text`; -1 where there are none.
@@ -33,7 +33,7 @@ Result<OrderCell> parse_cell(std::string_view text, const SourceSpan& at) {
   cell.type = text.substr(0, letters);
   text.remove_prefix(std::min(letters, text.size()));
   cell.micro = take_number(text);
-  const bool known = std::find(kPasses.begin(), kPasses.end(), cell.type) != kPasses.end();
+  const bool known = std::find(kCellTypes.begin(), kCellTypes.end(), cell.type) != kCellTypes.end();
   if (known && cell.micro >= 0 && text.empty()) return cell;
   return fail(at, "{} is no task", yaml::shown(whole))
       .with_note(
@@ -45,7 +45,7 @@ Result<OrderCell> parse_cell(std::string_view text, const SourceSpan& at) {
 }  // namespace
 
 bool is_compute(const OrderCell& cell) {
-  return std::find(kPasses.begin(), kPasses.end(), cell.type) != kPasses.end();
+  return std::find(kCellTypes.begin(), kCellTypes.end(), cell.type) != kCellTypes.end();
 }
 
 std::string name(const OrderCell& cell) {

@@ -66,7 +66,7 @@ Result<bool> takes_out(std::span<const yaml::Node> items) {
       .with_note("help: [\"!1\", \"!3\"] is all but 1 and 3");
 }
 
-Result<std::span<const yaml::Node>> items_of(const yaml::Node& node, std::string_view what) {
+Result<std::span<const yaml::Node>> members_of(const yaml::Node& node, std::string_view what) {
   if (!node.is(yaml::Node::Kind::kList)) return std::span(&node, 1);
   if (node.items.empty()) return fail(node.at, "the set{} is empty", what);
   return std::span(node.items);
@@ -78,7 +78,7 @@ Status read_words(const yaml::Node& node, const Scope& scope, Condition& out) {
     out.kind = Kind::kAny;
     return ok_status();
   }
-  PIPER_ASSIGN(const auto items, items_of(node, fmt::format(" of {}", words.many)));
+  PIPER_ASSIGN(const auto items, members_of(node, fmt::format(" of {}", words.many)));
   PIPER_ASSIGN(out.but, takes_out(items));
   for (const yaml::Node& item : items) PIPER_TRY(add_word(item, words, scope, out));
   if (!std::exchange(out.but, false)) return ok_status();
@@ -94,7 +94,7 @@ Status read_words(const yaml::Node& node, const Scope& scope, Condition& out) {
 // Reads patterns over names: one, or a list.
 Status read_names(const yaml::Node& node, const Scope& scope, Condition& out) {
   PIPER_ASSIGN(const Glob names, read_glob(node, scope));
-  PIPER_ASSIGN(const auto items, items_of(node, " of values"));
+  PIPER_ASSIGN(const auto items, members_of(node, " of values"));
   if (std::all_of(items.begin(), items.end(),
                   [](const yaml::Node& item) { return item.text.starts_with('!'); }))
     return fail(node.at, "not supported: a 'value' that only takes out")
@@ -129,7 +129,7 @@ Status add_values(const yaml::Node& node, const Scope& scope, std::span<const st
 
 Status read_set(const yaml::Node& node, const Scope& scope, std::span<const std::string> bound,
                 Condition& out) {
-  PIPER_ASSIGN(const auto items, items_of(node, ""));
+  PIPER_ASSIGN(const auto items, members_of(node, ""));
   PIPER_ASSIGN(out.but, takes_out(items));
   for (const yaml::Node& item : items) PIPER_TRY(add_values(item, scope, bound, out));
   return ok_status();

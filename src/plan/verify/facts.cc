@@ -11,7 +11,8 @@ namespace {
 
 // Names of the sums from which parameters get their next values: gradients, the batch statistics of
 // running statistics, and what distances for a delayed outer update are made of.
-constexpr std::string_view kGradient = ".grad", kStatistic = ".batch", kDistance = ".sum";
+constexpr std::string_view kGradientSuffix = ".grad", kStatisticSuffix = ".batch",
+                           kDistanceSuffix = ".sum";
 
 // Finds of which site each gradient is, where there are several.
 void find_sites_of_gradients(Model& model) {
@@ -130,8 +131,9 @@ Status find_facts(const PlanSet& set, bool has_sites, Model& model) {
   model.is_gradient.assign(model.targets.size(), false);
   for (int32_t t = 0; t < static_cast<int32_t>(model.targets.size()); ++t) {
     const std::string_view name = model.targets[t];
-    model.is_gradient[t] = name.ends_with(kGradient);
-    if (!model.is_gradient[t] && !name.ends_with(kStatistic) && !name.ends_with(kDistance))
+    model.is_gradient[t] = name.ends_with(kGradientSuffix);
+    if (!model.is_gradient[t] && !name.ends_with(kStatisticSuffix) &&
+        !name.ends_with(kDistanceSuffix))
       continue;
     const int32_t param = model.params.find(name.substr(0, name.rfind('.')));
     if (param >= 0 && (model.is_gradient[t] || model.gradient_of[param] < 0))

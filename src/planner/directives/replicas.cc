@@ -13,9 +13,9 @@ int kinds_of(const Replicate& one) {
   return one.shard_optimizer + one.shard_gradients + one.shard_parameters;
 }
 
-class Chooser {
+class LineFinder {
  public:
-  Chooser(const Graph& step, const Strategy& strategy, const Variables& variables, Cut& cut)
+  LineFinder(const Graph& step, const Strategy& strategy, const Variables& variables, Cut& cut)
       : graph_(step),
         replicates_(strategy.replicates),
         has_sites_(!strategy.local_steps.empty()),
@@ -206,7 +206,7 @@ class Chooser {
 
 Result<Cut> choose_replicas(const Graph& step, const Strategy& strategy, const Variables& variables,
                             Cut cut) {
-  PIPER_TRY(Chooser(step, strategy, variables, cut).run());
+  PIPER_TRY(LineFinder(step, strategy, variables, cut).run());
   return cut;
 }
 

@@ -82,8 +82,8 @@ Result<FoundTensors> read_huggingface(const std::string& folder) {
 
 // Takes from the tensors those whose names begin with `strip`, gives them names without it and with
 // `add` before, and names the others in `left`.
-Result<std::vector<NamedTensor>> rename(std::vector<NamedTensor> tensors, const std::string& strip,
-                                        const std::string& add, std::vector<std::string>& left) {
+Result<std::vector<NamedTensor>> renamed(std::vector<NamedTensor> tensors, const std::string& strip,
+                                         const std::string& add, std::vector<std::string>& left) {
   std::vector<NamedTensor> renamed;
   std::string example;
   for (NamedTensor& tensor : tensors) {
@@ -117,7 +117,7 @@ Result<std::string> import_parameters(const std::string& folder, const Checkpoin
   PIPER_ASSIGN(FoundTensors found, options.is_dcp ? read_dcp(folder) : read_huggingface(folder));
   std::vector<std::string> left;
   PIPER_ASSIGN(const std::vector<NamedTensor> tensors,
-               rename(std::move(found.tensors), options.strip_prefix, options.add_prefix, left));
+               renamed(std::move(found.tensors), options.strip_prefix, options.add_prefix, left));
   PIPER_TRY(write_checked(file, tensors, [&](const std::string& path) {
     return write_safetensors_part(path, tensors);
   }));
