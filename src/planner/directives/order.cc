@@ -351,7 +351,7 @@ class CellOrder {
     if (const int64_t chunks = pool_.chunks_of_tokens(); chunks > 1)
       error.notes.push_back(fmt::format(
           "help: an item takes one of the {0} chunks of tokens of a microbatch, so a stage has "
-          "M*{0} forwards, as in <tokens/seq1f1b>",
+          "M*{0} forwards; the programs in the library's folder 'tokens' do so",
           chunks));
     return error;
   }
