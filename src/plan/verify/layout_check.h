@@ -4,12 +4,24 @@
 
 #include <deque>
 #include <map>
+#include <unordered_map>
 
 #include "layouts.h"
 #include "layouts_integers.h"
 #include "walk.h"
 
 namespace piper {
+
+// Finds, of each program, the first one that does the same: roles repeat those of others, under
+// labels of their own.
+class EqualPrograms {
+ public:
+  const Program* first_of(const Program& program);
+
+ private:
+  std::map<const Program*, const Program*> first_;
+  std::unordered_multimap<uint64_t, const Program*> known_;  // by a hash
+};
 
 class LayoutCheck : public BufferWalk<Lies> {
  public:
@@ -121,8 +133,11 @@ class LayoutCheck : public BufferWalk<Lies> {
   std::vector<std::vector<Lies>> held_;  // by cell and buffer
   Integers integers_;
   std::map<int32_t, int64_t> stretches_;  // see stretches_of()
-  // By program: layouts of arguments that were met, and the layouts of all values with these.
-  std::map<const Program*, std::deque<std::pair<std::vector<Lies>, LiesAfter>>> known_;
+  EqualPrograms equal_;
+  // By program, and whether samples are known to differ: layouts of arguments that were met, and
+  // the layouts of all values with these.
+  std::map<std::pair<const Program*, bool>, std::deque<std::pair<std::vector<Lies>, LiesAfter>>>
+      known_;
   std::vector<std::vector<const LiesAfter*>> after_;  // by cell and instruction
 };
 

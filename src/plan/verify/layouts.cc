@@ -170,6 +170,7 @@ void LayoutCheck::compute(Spot place) {
   const Instruction& one = at(place);
   const Program& program = role(place).programs[one.program];
   std::vector<Lies> args;
+  args.reserve(one.args.size());
   // Integers are numbered anew in the order of the arguments, so that all uses of the program
   // with the same layouts share one entry of known_.
   std::vector<int32_t> numbers{0};
@@ -185,7 +186,7 @@ void LayoutCheck::compute(Spot place) {
         number = static_cast<int32_t>(met - numbers.begin());
     });
   }
-  auto& known = known_[&program];
+  auto& known = known_[{equal_.first_of(program), has_samples_}];
   auto after = std::find_if(known.begin(), known.end(),
                             [&](const auto& each) { return each.first == args; });
   if (after == known.end()) {
@@ -220,6 +221,25 @@ Lies LayoutCheck::arrived(Spot place, Spot send, size_t a, Lies&& lies) {
   }
   const Shape &sent = shape(send, at(send).args[a]), &own = shape(place, to);
   return sent == own ? std::move(lies) : reshaped(lies, sent, own);
+}
+
+const Program* EqualPrograms::first_of(const Program& program) {
+  const Program*& first = first_[&program];
+  if (first != nullptr) return first;
+  uint64_t hash = program.values.size();
+  const auto add = [&](uint64_t number) { hash = (hash ^ number) * 0x9e3779b97f4a7c15; };
+  for (const ProgramOp& op : program.ops) {
+    add(std::hash<std::string>()(op.op));
+    for (const int32_t input : op.inputs) add(static_cast<uint64_t>(input));
+  }
+  const auto is_equal = [&](const Program& other) {
+    return program.values == other.values && program.num_args == other.num_args &&
+           program.ops == other.ops && program.literals == other.literals &&
+           program.arg_written == other.arg_written && program.arg_read == other.arg_read;
+  };
+  const auto [from, to] = known_.equal_range(hash);
+  const auto same = std::find_if(from, to, [&](const auto& one) { return is_equal(*one.second); });
+  return first = same != to ? same->second : known_.emplace(hash, &program)->second;
 }
 
 // ---- Collectives --------------------------------------------------------------------------------

@@ -90,18 +90,18 @@ struct Lies {
     all.insert(all.end(), also.begin(), also.end());
     return all;
   }
-  void add_reading(const Lies& other) {
+  void add_reading(Lies other) {
     if (other.kind == kUnknown) return;
     if (kind == kUnknown) {
-      *this = other;
+      *this = std::move(other);
     } else if (!other.also.empty()) {
       for (const Lies& one : other.readings()) add_reading(one);
     } else if (same_stretches(other)) {
       dims |= other.dims, outside |= other.outside, inside |= other.inside;
     } else {
       for (Lies& one : also)
-        if (one.same_stretches(other)) return one.add_reading(other);
-      also.push_back(other);
+        if (one.same_stretches(other)) return one.add_reading(std::move(other));
+      also.push_back(std::move(other));
     }
   }
   bool same_stretches(const Lies& other) const {
@@ -110,16 +110,25 @@ struct Lies {
            owned == other.owned && packed == other.packed && (outside & other.inside) == 0 &&
            (inside & other.outside) == 0;
   }
+  bool fits_one(const Lies& one, const Lies& its) const {
+    return one.same_stretches(its) && (kind != kCut || run != 0 || (one.dims & its.dims) != 0);
+  }
   // Returns whether they have a reading in common. Of flat runs of flat runs, one may know more of
   // the axes: rule sum compares all, in their order.
   bool fits(const Lies& other) const {
-    for (const Lies& one : readings())
-      for (Lies its : other.readings()) {
-        if ((one.run & its.run) != 0 && one.dims == 0 && its.dims == 0) its.run = one.run;
-        if (one.same_stretches(its) && (kind != kCut || run != 0 || (one.dims & its.dims) != 0))
-          return true;
-      }
-    return false;
+    return any_reading([&](const Lies& one) {
+      return other.any_reading([&](const Lies& its) {
+        const bool is_flat = (one.run & its.run) != 0 && one.dims == 0 && its.dims == 0;
+        if (!is_flat || one.run == its.run) return fits_one(one, its);
+        Lies of_run = its;
+        of_run.run = one.run;
+        return fits_one(one, of_run);
+      });
+    });
+  }
+  template <class Visit>
+  bool any_reading(const Visit& visit) const {
+    return visit(*this) || std::any_of(also.begin(), also.end(), visit);
   }
   bool operator==(const Lies&) const = default;
 };
@@ -149,7 +158,10 @@ std::string to_string(const Lies& lies, const Shape& shape);
 template <class Change>
 Lies of_each(const Lies& lies, const Change& change) {
   Lies made{Lies::kUnknown};
-  for (const Lies& reading : lies.readings()) made.add_reading(change(reading));
+  if (lies.also.empty())
+    made.add_reading(change(lies));
+  else
+    for (const Lies& reading : lies.readings()) made.add_reading(change(reading));
   return made;
 }
 
