@@ -21,6 +21,8 @@ int64_t align_up(int64_t bytes);
 // lower. Returns the arena's size: the largest end. Never below the peak of live bytes.
 // On a `circle` of so many positions time passes again and again: a block whose last position is
 // past its end lives on from its begin. Requires 0 <= last - circle < first < circle of it.
-int64_t place_blocks(std::vector<Block>& blocks, int64_t circle = kNoCircle);
+// Where both end past `most`, it gives up: the size is greater than that, and offsets mean nothing.
+int64_t place_blocks(std::vector<Block>& blocks, int64_t circle = kNoCircle,
+                     int64_t most = INT64_MAX);
 
 }  // namespace piper

@@ -346,6 +346,7 @@ Result<Glob> Glob::parse(std::string_view pattern, SourceSpan at) {
 
 // What is taken out by its path is so by its name, too: "h.0.bias" is "h/0/bias".
 std::optional<GlobMatch> Glob::match(std::string_view path) const {
+  if (pattern_.find_first_of(",!") == pattern_.npos) return match_one(pattern_, path);
   std::string dots_as_slashes(path);
   std::replace(dots_as_slashes.begin(), dots_as_slashes.end(), '.', '/');
   std::optional<GlobMatch> found;

@@ -158,8 +158,7 @@ class Time {
 // others. Gives up once a block ends past `most`.
 class Pass {
  public:
-  Pass(const std::vector<Block>& blocks, const Time& time, int64_t base, bool back,
-       int64_t most = INT64_MAX)
+  Pass(const std::vector<Block>& blocks, const Time& time, int64_t base, bool back, int64_t most)
       : blocks_(blocks),
         time_(time),
         back_(back),
@@ -249,14 +248,14 @@ class Pass {
 
 int64_t align_up(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-int64_t place_blocks(std::vector<Block>& blocks, int64_t circle) {
+int64_t place_blocks(std::vector<Block>& blocks, int64_t circle, int64_t most) {
   int64_t base = 0;
   for (const Block& block : blocks)
     if (block.offset >= 0) base = std::max(base, block.offset + align_up(block.bytes));
   const Time time(blocks, circle);
-  Layout best = Pass(blocks, time, base, false).run();
-  if (best.end > best.peak) {
-    Layout other = Pass(blocks, time, base, true, best.end - 1).run();
+  Layout best = Pass(blocks, time, base, false, most).run();
+  if (best.end > best.peak || best.end > most) {
+    Layout other = Pass(blocks, time, base, true, std::min(best.end - 1, most)).run();
     if (other.end < best.end) best = std::move(other);
   }
   for (size_t i = 0; i < blocks.size(); ++i)

@@ -58,11 +58,9 @@ class Seeds {
 
  private:
   Status find_parameters() {
-    std::vector<std::string> all;
     const auto by = readers(graph_);
     bool any = false;
     for (const Param& param : graph_.params) {
-      std::ranges::move(paths_of(param), std::back_inserter(all));
       if (!has_name(param, *shard_.match)) continue;
       any = true;
       PIPER_ASSIGN(const bool met,
@@ -72,6 +70,9 @@ class Seeds {
     }
     if (any && seeds_.empty())
       return none_where(*shard_.match, "no parameter that matches '{}' is read only");
+    std::vector<std::string> all;
+    for (const Param& param : graph_.params)
+      if (seeds_.empty()) std::ranges::move(paths_of(param), std::back_inserter(all));
     return nothing("parameter", *shard_.match, all);
   }
 

@@ -140,7 +140,8 @@ std::vector<Block> place_kept(const RoleProgram& role, const std::vector<Slot>& 
   return blocks;
 }
 
-void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t circle) {
+void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t circle,
+                  int64_t most) {
   for (const bool host : {false, true}) {
     std::vector<Block> here;
     std::vector<size_t> ids;
@@ -149,7 +150,8 @@ void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t c
       ids.push_back(b);
       here.push_back(blocks[b]);
     }
-    (host ? role.host_bytes : role.arena_bytes) = here.empty() ? 0 : place_blocks(here, circle);
+    (host ? role.host_bytes : role.arena_bytes) =
+        here.empty() ? 0 : place_blocks(here, circle, host ? INT64_MAX : most);
     for (size_t i = 0; i < ids.size(); ++i) role.buffers[ids[i]].offset = here[i].offset;
   }
 }
@@ -234,12 +236,12 @@ void place_beside_collectives(RoleProgram& role, const std::vector<Block>& block
   const std::vector<int64_t> known = known_complete(role), alive = alive_at(role, blocks);
   const int64_t peak = *std::max_element(alive.begin(), alive.end());
   const std::vector<Buffer> least = role.buffers;
-  const int64_t bytes = role.arena_bytes, host_bytes = role.host_bytes;
+  const int64_t bytes = role.arena_bytes, host_bytes = role.host_bytes, most = bytes + bytes / 100;
   for (const int64_t quarters : {4, 3, 2}) {
     std::vector<Block> longer = blocks;
     if (!keep_until_complete(known, alive, peak / 4 * quarters, longer)) break;
-    place_others(role, longer, kNoCircle);
-    if (role.arena_bytes <= bytes + bytes / 100) return;
+    place_others(role, longer, kNoCircle, most);
+    if (role.arena_bytes <= most) return;
   }
   role.buffers = least;
   role.arena_bytes = bytes;

@@ -13,9 +13,11 @@ namespace piper {
 void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
                    const std::vector<Overlap>& overlaps, const std::vector<Slot>& pool);
 // Places the role's buffers. What is kept for ever comes first, then the pool; the others have no
-// offset yet, and place_others gives them one by their lifetimes.
+// offset yet, and place_others gives them one by their lifetimes. If its device needs more than
+// `most` bytes for that, it gives up: the role's size is greater, and its offsets mean nothing.
 std::vector<Block> place_kept(const RoleProgram& role, const std::vector<Slot>& pool);
-void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t circle);
+void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t circle,
+                  int64_t most = INT64_MAX);
 // Returns how ranks hold a state: a rank has so much of `whole`, with the zeros after it.
 std::vector<TensorCut> cuts_of(const Dag& dag, const Value& state, Shape own, Shape whole);
 // Describes the role's data inputs, and what transports and kernels may allocate. `readers`: of the
