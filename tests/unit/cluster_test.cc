@@ -44,6 +44,8 @@ devices:
     memory: 80 GiB
     bandwidth: 3.35 TB/s
     launch: 2.5us
+    power: 700 W
+    power_limit: 500 W
     efficiency: {product: 85 %, memory: 0.9}
     tiles: {128x256: 1, 64x64: 0.5}
     helper: true
@@ -58,6 +60,7 @@ levels: [{name: all, link: x}]
   EXPECT_DOUBLE_EQ(device.bandwidth, 3.35e12);
   EXPECT_DOUBLE_EQ(device.launch, 2.5e-6);
   EXPECT_DOUBLE_EQ(device.of_products, 0.85);
+  EXPECT_DOUBLE_EQ(device.power_limit, 500);
   ASSERT_EQ(device.tiles.size(), 2u);
   EXPECT_EQ(device.tiles[1].rows, 64);
   EXPECT_DOUBLE_EQ(device.tiles[1].share, 0.5);
@@ -254,6 +257,21 @@ TEST(Programs, ProductsGoInWavesOfTiles) {
               4.0 * (128 * 64 + 64 * 32 + 128 * 32) / 1e9 + 1e-6, 1e-12);
 }
 
+// With an eighth of the power the clock is a half; memory does not become slower.
+TEST(Programs, ProductsTakeLongerWithLessPower) {
+  Cluster cluster = read_text(kTwoByTwo);
+  const PlanSet set = set_of(2, 2, kRunsProduct, kProduct);
+  const double full = costs_of(cluster, set).at(0).device - 1e-6;
+  cluster.devices[0].power = 800;
+  EXPECT_DOUBLE_EQ(costs_of(cluster, set).at(0).device, full + 1e-6);
+  cluster.devices[0].power_limit = 100;
+  EXPECT_NEAR(costs_of(cluster, set).at(0).device, 2 * full + 1e-6, 1e-12);
+  cluster.devices[0].bandwidth = 1e9;
+  cluster.devices[0].flops[0] = 1e15;
+  EXPECT_NEAR(costs_of(cluster, set).at(0).device,
+              4.0 * (128 * 64 + 64 * 32 + 128 * 32) / 1e9 + 1e-6, 1e-12);
+}
+
 // Ops that share a pass move what it reads and makes. With per_op each is a pass of its own, and no
 // faster than the host launches it.
 TEST(Programs, OpsMayBePassesOfTheirOwn) {
@@ -430,6 +448,28 @@ TEST(Stated, ChunksShareTheTimeOfTheirPass) {
   std::vector<double> times;
   for (const StepCost& one : costs->body) times.push_back(one.device);
   EXPECT_EQ(times, (std::vector<double>{8, 0, 4, 12}));
+}
+
+// Parts on other ranks share it, too; ranks that do the same part do it beside each other.
+TEST(Stated, PartsOnOtherRanksShareTheTimeOfTheirPass) {
+  const auto body = [](const std::string& label) {
+    return fmt::format(
+        "  0 compute program=0 args=[3,4,5] pass=\"F\" stage=0 micro=0 label=\"F{}\"\n", label);
+  };
+  PlanSet set = set_of(3, 1, body(" part=0"), kProduct);
+  set.roles.push_back(
+      set_of(3, 1, body(" part=1") + "  1" + body("").substr(3), kProduct).roles[0]);
+  set.role_of_rank = {0, 0, 1};
+  const auto times = [&](int64_t rank) {
+    const auto costs = stated_machine({.forward = 12})->costs_of(set, rank);
+    EXPECT_TRUE(costs);
+    std::vector<double> made;
+    for (const StepCost& one : costs ? costs->body : std::vector<StepCost>())
+      made.push_back(one.device);
+    return made;
+  };
+  EXPECT_EQ(times(1), std::vector<double>{4});
+  EXPECT_EQ(times(2), (std::vector<double>{4, 4}));
 }
 
 TEST(Places, AreFewForManyRanks) {

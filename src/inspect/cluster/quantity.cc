@@ -39,6 +39,7 @@ constexpr UnitOfQuantity kUnits[] = {
     {Quantity::kTime, "us", 1e-6},
     {Quantity::kTime, "ms", 1e-3},
     {Quantity::kTime, "s", 1},
+    {Quantity::kPower, "W", 1},
     {Quantity::kShare, "", 1},
     {Quantity::kShare, "%", 0.01},
     {Quantity::kNumber, "", 1},
@@ -54,6 +55,8 @@ std::string_view example_of(Quantity what) {
       return "3.35 TB/s";
     case Quantity::kTime:
       return "5 us";
+    case Quantity::kPower:
+      return "700 W";
     case Quantity::kShare:
       return "0.8";
     case Quantity::kNumber:

@@ -5,11 +5,11 @@
 
 namespace piper::cluster {
 
-enum class Quantity : uint8_t { kFlops, kBytes, kRate, kTime, kShare, kNumber };
+enum class Quantity : uint8_t { kFlops, kBytes, kRate, kTime, kPower, kShare, kNumber };
 
-// Reads "989 TFLOPS", "80 GB", "3.35 TB/s", "5 us", "0.8" or "80 %", as FLOPs or bytes per second,
-// bytes, seconds or plain numbers. Errors, at the value: another unit, a negative number, a share
-// of more than 1.
+// Reads "989 TFLOPS", "80 GB", "3.35 TB/s", "5 us", "700 W", "0.8" or "80 %", as FLOPs or bytes per
+// second, bytes, seconds, watts or plain numbers. Errors, at the value: another unit, a negative
+// number, a share of more than 1.
 Result<double> read_quantity(const yaml::Node& node, std::string_view key, Quantity what);
 
 }  // namespace piper::cluster

@@ -43,6 +43,8 @@ constexpr DeviceKey kDeviceKeys[] = {
     {"score", &ClusterDevice::score, Quantity::kNumber},
     {"attention_ramp", &ClusterDevice::attention_ramp, Quantity::kNumber},
     {"slowed", &ClusterDevice::slowed, Quantity::kShare},
+    {"power", &ClusterDevice::power, Quantity::kPower, DeviceKey::kMayLack, true},
+    {"power_limit", &ClusterDevice::power_limit, Quantity::kPower, DeviceKey::kMayLack, true},
 };
 constexpr DeviceKey kEfficiencyKeys[] = {
     {"product", &ClusterDevice::of_products, Quantity::kShare, DeviceKey::kMayLack, true},
@@ -149,6 +151,12 @@ class ClusterReader {
     if ((device.cache > 0) != (device.cache_bandwidth > 0))
       return fail(map.at, "the device '{}' needs both of 'cache' and 'cache_bandwidth', or neither",
                   name);
+    if (const yaml::Entry* const limit = map.find("power_limit");
+        limit && device.power_limit > device.power)
+      return device.power > 0
+                 ? fail(limit->value.at, "'power_limit' must be at most 'power', {} W, not {}",
+                        device.power, yaml::found(limit->value))
+                 : fail(limit->value.at, "'power_limit' needs 'power', that of the stated 'flops'");
     if (device.slowed >= 1) return fail(map.find("slowed")->value.at, "'slowed' must be below 1");
     if (device.reserve >= device.memory)
       return fail(map.find("reserve")->value.at, "'reserve' leaves nothing of the memory");
