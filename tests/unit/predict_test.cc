@@ -155,19 +155,23 @@ TEST(Predict, WhyNamesTheTaskAndItsRank) {
   const std::string sim = fmt::format("piper-sim {} --costs F=10,BI=10,BW=10,send=1,U=5", plans());
   const auto [code, text] = run(sim + " --why 2@0,3@12,1@31");
   EXPECT_EQ(code, 0) << text;
+  const std::string order =
+      "  by this line of the strategy: order: each: pp program: repeat min(M, P - r - 1): F "
+      "repeat M - min(M, P - r - 1): F B repeat min(M, …\n";
   EXPECT_EQ(
       text,
       "rank 2 computes nothing from 0 us to 10 ms: it waits in 'recv add_192 mb=0' (messages over "
       "pp) on stream 'compute'\n"
       "  by this line of the strategy: place: {where: {stage: s}, on: {pp: s}}\n"
       "  rank 0 comes to 'send add_192 mb=0' (messages over pp) at 10 ms\n"
-      "rank 0 computes 'F stage=0 mb=0' from 0 us to 10 ms (stated)\n"
-      "rank 3 computes 'F stage=1 mb=0' from 11 ms to 21 ms (stated)\n"
-      "rank 1 computes nothing from 20 ms to 41 ms: it waits in 'recv d_Add_176 mb=0' (messages "
-      "over pp) on stream 'compute'\n"
-      "  by this line of the strategy: place: {where: {stage: s}, on: {pp: s}}\n"
-      "  rank 2 comes to 'send d_Add_176 mb=0' (messages over pp) at 41 ms\n"
-      "rank 2 computes 'B stage=1 mb=0' from 21 ms to 41 ms (stated)\n");
+      "rank 0 computes 'F stage=0 mb=0' from 0 us to 10 ms (stated)\n" +
+          order + "rank 3 computes 'F stage=1 mb=0' from 11 ms to 21 ms (stated)\n" + order +
+          "rank 1 computes nothing from 20 ms to 41 ms: it waits in 'recv d_Add_176 mb=0' "
+          "(messages over pp) on stream 'compute'\n"
+          "  by this line of the strategy: place: {where: {stage: s}, on: {pp: s}}\n"
+          "  rank 2 comes to 'send d_Add_176 mb=0' (messages over pp) at 41 ms\n"
+          "rank 2 computes 'B stage=1 mb=0' from 21 ms to 41 ms (stated)\n" +
+          order);
 }
 
 // As of a policy's costs.

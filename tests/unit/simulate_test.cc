@@ -386,6 +386,14 @@ TEST(Simulate, WhatEndsAStepIsExposed) {
             "  by this line of the strategy: shard: {match: x, over: [tp, pp], dim: 0}");
   EXPECT_EQ(line("  - shard: {over: pp}\n  - replicate: {over: pp}\n"),
             "  by this line of the strategy: replicate: {over: pp}");
+  // Computations are where the order has them; its lines are one here.
+  const auto computes = explain_time(*timeline, 0, 0.5,
+                                     "directives:\n  - order:\n      each: pp\n"
+                                     "      program: |\n        repeat M: F\n        repeat M: B\n"
+                                     "  - place: {on: {pp: s}}\n");
+  ASSERT_TRUE(computes);
+  EXPECT_EQ(computes->back(),
+            "  by this line of the strategy: order: each: pp program: repeat M: F repeat M: B");
 }
 
 // Of messages that one rank hides and another one does not, those that are not hidden are told,

@@ -1,5 +1,5 @@
 // Machines whose times are stated: units for pictures, FLOPs, or a user's own times of passes.
-#include <set>
+#include <algorithm>
 #include <tuple>
 
 #include "piper/inspect/simulate.h"
@@ -9,8 +9,8 @@ namespace piper {
 namespace {
 
 // Says what a task takes: its first instruction takes all of it. A task may begin in one section
-// and go on in the next. Where a pass of a microbatch is several tasks of a rank, as of chunks of
-// tokens, they share its time by their FLOPs.
+// and go on in the next. Where a pass of a microbatch is several tasks, as of chunks of tokens or
+// of parts on other ranks, they share its time by their FLOPs.
 class StatedMachine : public Machine {
  public:
   StatedMachine(const StatedCosts& costs, RankLanes lanes) : costs_(costs), lanes_(lanes) {}
@@ -18,7 +18,7 @@ class StatedMachine : public Machine {
   Result<RankCosts> costs_of(const PlanSet& set, int64_t rank) const override {
     const RoleProgram& role =
         set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)])];
-    PIPER_ASSIGN(const Shares shares, shares_of(role));
+    PIPER_ASSIGN(const Shares shares, shares_of(set, role));
     Seen seen;
     RankCosts result;
     result.lanes = lanes_;
@@ -42,26 +42,49 @@ class StatedMachine : public Machine {
   }
 
   using Shares = std::map<Task, double>;  // of the pass; a task that is not there is all of it
-  static Result<Shares> shares_of(const RoleProgram& role) {
+  static bool is_of_pass(const Instruction& one) {
+    return one.kind == InstructionKind::kCompute && one.micro >= 0 && is_ordered(one.pass);
+  }
+  static Result<Shares> shares_of(const PlanSet& set, const RoleProgram& own) {
+    std::vector<bool> has;  // by stage: the rank has tasks of it
+    const auto stage_of = [](const Instruction& one) { return static_cast<size_t>(one.stage + 1); };
+    for (const Instruction& one : own.body) {
+      if (!is_of_pass(one)) continue;
+      has.resize(std::max(has.size(), stage_of(one) + 1));
+      has[stage_of(one)] = true;
+    }
+    struct OfTask {
+      const RoleProgram* role = nullptr;  // one that runs it
+      std::vector<int32_t> programs = {};
+    };
     struct Pass {
       double flops = 0;
       int64_t tasks = 0;
     };
-    std::map<Task, std::vector<int32_t>> programs;
+    std::map<Task, OfTask> tasks;
     std::map<std::tuple<TaskPass, int32_t, int32_t>, Pass> passes;
     bool any = false;
-    for (const Instruction& one : role.body) {
-      if (one.kind != InstructionKind::kCompute || one.micro < 0 || !is_ordered(one.pass)) continue;
-      std::vector<int32_t>& of_task = programs[task_of(one)];
-      if (of_task.empty()) any |= ++passes[{one.pass, one.stage, one.micro}].tasks > 1;
-      of_task.push_back(one.program);
-    }
+    const auto add = [&](const RoleProgram& role) {
+      for (const Instruction& one : role.body) {
+        if (!is_of_pass(one) || stage_of(one) >= has.size() || !has[stage_of(one)]) continue;
+        const auto [at, is_new] = tasks.try_emplace(task_of(one), OfTask{&role});
+        if (is_new) any |= ++passes[{one.pass, one.stage, one.micro}].tasks > 1;
+        if (at->second.role == &role) at->second.programs.push_back(one.program);
+      }
+    };
+    add(own);
+    for (const RoleProgram& other : set.roles)
+      if (&other != &own) add(other);
     if (!any) return Shares();
-    PIPER_ASSIGN(const std::vector<double> flops, program_flops(role));
+    std::map<const RoleProgram*, std::vector<double>> flops;
     Shares shares;
-    for (const auto& [task, of_task] : programs) {
+    for (const auto& [task, of] : tasks) {
+      std::vector<double>& known = flops[of.role];
+      if (known.empty()) {
+        PIPER_ASSIGN(known, program_flops(*of.role));
+      }
       double& sum = shares[task];
-      for (const int32_t program : of_task) sum += flops[static_cast<size_t>(program)];
+      for (const int32_t program : of.programs) sum += known[static_cast<size_t>(program)];
       passes[{std::get<0>(task), std::get<1>(task), std::get<2>(task)}].flops += sum;
     }
     for (auto& [task, share] : shares) {

@@ -11,13 +11,24 @@ namespace {
 
 constexpr std::string_view kEntry = "  - ";
 
-// Returns the entries of "directives:", each without the lines that go on with it.
+// Returns the entries of "directives:", each as one line: of those that have all of their text on
+// further lines, as orders have, its begin.
 std::vector<std::string> directives_of(const std::string& text) {
+  constexpr size_t kMost = 100;  // characters
   std::vector<std::string> found;
-  bool inside = false;
+  bool inside = false, goes_on = false;
   for (const std::string& line : split_text(text, '\n')) {
     if (!line.starts_with(' ')) inside = line == "directives:";
-    if (inside && line.starts_with(kEntry)) found.push_back(line.substr(kEntry.size()));
+    if (!inside) continue;
+    if (line.starts_with(kEntry)) {
+      found.push_back(line.substr(kEntry.size()));
+      goes_on = line.ends_with(':');
+    } else if (const size_t begin = line.find_first_not_of(' '); goes_on && begin != line.npos) {
+      found.back() +=
+          " " + line.substr(begin, line.ends_with(" |") ? line.size() - begin - 2 : line.npos);
+      goes_on = found.back().size() <= kMost;
+      if (!goes_on) found.back() = found.back().substr(0, found.back().rfind(' ', kMost)) + " …";
+    }
   }
   return found;
 }
@@ -63,6 +74,7 @@ std::string strategy_line_of(const std::string& strategy_text, const RoleProgram
     }
     return "";
   }
+  if (one.kind == InstructionKind::kCompute) return first("order", any);
   return one.kind == InstructionKind::kCopy ? first("offload", any) : "";
 }
 

@@ -5,8 +5,9 @@
 
 namespace piper::timeline {
 
-// Returns the first line of the directive by which the rank waits for this instruction, as plans
-// print the strategy: 'place' for messages, 'replicate' or 'shard' for collectives over its axes,
+// Returns the directive by which the rank runs this instruction then, or waits for it, as plans
+// print the strategy: its first line, or the begin of those that it has. That is 'order' for
+// computations, 'place' for messages, 'replicate' or 'shard' for collectives over its axes,
 // 'offload' for copies. "": none of the text's directives does.
 std::string strategy_line_of(const std::string& strategy_text, const RoleProgram& role,
                              const Instruction& one);

@@ -99,6 +99,7 @@ Result<std::vector<std::string>> explain_time(const Timeline& timeline, int64_t 
                                   label_of(at_row, *step), human_seconds(step->start),
                                   human_seconds(step->end),
                                   kCostOrigins[static_cast<size_t>(step->cost.origin)]));
+      add_directive(at_row, *step);
       break;
     }
     const std::vector<IdlePiece> pieces = idle_pieces(timeline, row, 0, timeline.length);
