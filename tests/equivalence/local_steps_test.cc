@@ -1,5 +1,7 @@
 // Local steps: sites that train by themselves, joined by an outer optimizer, train as the plan for
 // one device does, which plays all sites; other outer optimizers and intervals do not.
+#include <gmock/gmock.h>
+
 #include "equivalence/jobs.h"
 #include "equivalence/sample_jobs.h"
 #include "piper/base/memory.h"
@@ -160,6 +162,33 @@ const Way kWays[] = {
      "include: <zero3>\nparams: {dp: 2, stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
      "directives:\n  - offload: {what: optimizer}\n",
      "mlp", "optimizer: {adamw: {lr: 3e-3}}, ema: {decay: 0.9}"},
+    {"parameters_on_the_host",
+     "include: <zero3>\nparams: {dp: 2, stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
+     "directives:\n  - offload: {what: parameters}\n  - offload: {what: optimizer}\n"},
+    {"some_parameters_on_the_host",
+     "mesh: {site: 2}\ndirectives:\n  - offload: {what: parameters, match: 'model/0/*'}\n"},
+    {"vocabulary_pipeline",
+     "include: <parts/vocabulary-pipeline>\nparams: {stages: 2, microbatches: 2, embedding: 1}\n"
+     "mesh: {site: 2}\ndirectives:\n",
+     "gpt"},
+    {"pipedream",  // steps of a site overlap
+     "include: <schedules/pipedream>\nparams: {stages: 2, microbatches: 2}\nmesh: {site: 2}\n"
+     "directives:\n"},
+    {"pipedream_2bw_zero1",
+     "include: [<schedules/pipedream-2bw>, <memory/zero1>]\n"
+     "params: {stages: 2, microbatches: 2, dp: 2}\nmesh: {site: 2}\ndirectives:\n"},
+    {"pipedream_zero3",
+     "include: [<schedules/pipedream>, <memory/zero3>]\n"
+     "params: {stages: 2, microbatches: 2, dp: 2}\nmesh: {site: 2}\ndirectives:\n"},
+    {"old_weights",  // of steps that do not overlap
+     "weight_versions: 3\nmesh: {site: 2}\ndirectives:\n"},
+    {"next_step_after_updates",
+     "mesh: {site: 2, pp: 2}\nannotate: [{balance: {tag: stage, into: 2}}]\ndirectives:\n"
+     "  - split: {dim: batch, into: 2}\n  - place: {where: {stage: s}, on: {pp: s}}\n"
+     "  - order: {each: pp, program: 'B B U[stage=r] F[step=1] F[step=1]'}\n"},
+    {"dualpipe",  // each stage is on two devices
+     "include: <schedules/dualpipe>\nparams: {stages: 2, microbatches: 4}\nmesh: {site: 2}\n"
+     "directives:\n"},
     {"bf16",
      "include: <ddp>\nparams: {dp: 2}\nmesh: {site: 2}\ndirectives:\n"
      "  - precision: {compute: bf16}\n"},
@@ -757,6 +786,58 @@ TEST_P(LocalStepsProof, FindsOuterUpdatesThatAreWrong) {
     }
 }
 
+// What an outer update does of both copies of a stage, of older versions, and of values on the
+// host.
+class LocalStepsProofOfPlaces : public ::testing::TestWithParam<std::string_view> {};
+INSTANTIATE_TEST_SUITE_P(Ways, LocalStepsProofOfPlaces,
+                         ::testing::Values("dualpipe", "pipedream", "parameters_on_the_host"));
+TEST_P(LocalStepsProofOfPlaces, FindsWhatIsLeftOut) {
+  NEED_MODEL("mlp");
+  const auto compiled =
+      compile_way(*std::ranges::find(kWays, GetParam(), &Way::name), local_steps());
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  EXPECT_EQ(first_finding(compiled->set, *compiled->single), "");
+  for (size_t r = 0; r < 2; ++r)
+    for (size_t i = 0; i < compiled->set.roles[r].outer_updates[0].instructions.size(); ++i) {
+      PlanSet other = compiled->set;
+      const std::string what = without(other.roles[r].outer_updates[0].instructions, i);
+      EXPECT_NE(first_finding(other, *compiled->single), "")
+          << fmt::format("{} of role {}", what, r);
+    }
+}
+
+// The parts of a vocabulary that an outer update takes from each other.
+TEST(LocalStepsParts, AreProven) {
+  NEED_MODEL("gpt");
+  const auto compiled =
+      compile_way(*std::ranges::find(kWays, std::string_view("vocabulary_pipeline"), &Way::name),
+                  local_steps());
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  PlanSet other = compiled->set;
+  size_t changed = 0;
+  for (RoleProgram& role : other.roles) {
+    const auto buffer_of = [&](std::string_view param) {
+      for (size_t b = 0; b < role.buffers.size(); ++b)
+        if (role.tensor(static_cast<int32_t>(b)).param == param) return static_cast<int32_t>(b);
+      return -1;
+    };
+    for (const char* part : {"part.0.model.wte.weight", "part.1.model.wte.weight"}) {
+      const int32_t own = buffer_of(std::string("site.0.") + part),
+                    others = buffer_of(std::string("site.1.") + part);
+      if (own < 0 || others < 0) continue;
+      for (Instruction& one : role.outer_updates[0].instructions)
+        for (int32_t& arg : one.args)
+          if (arg == own) arg = others, ++changed;
+    }
+    for (Tensor& tensor : role.tensors)
+      if (tensor.param == "part.0.model.wte.weight")
+        for (std::string* name : {&tensor.name, &tensor.param, &tensor.init})
+          if (!name->empty()) (*name)[5] = '1', ++changed;
+  }
+  EXPECT_GT(changed, 0U);
+  EXPECT_NE(first_finding(other, *compiled->single), "");
+}
+
 TEST(LocalStepsStatistics, AreProven) {
   const auto compiled = compile_norms("residual", kNormWays[0].text + local_steps(), 2);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
@@ -905,6 +986,22 @@ TEST(LocalStepsNames, AreAnyNamesWithoutSites) {
                    "directives: [{replicate: {over: dp}}]\n",
                    "optimizer: {sgd: {lr: 0.1}}", {});
   ASSERT_TRUE(frozen) << print_error(frozen.error());
+}
+
+TEST(LocalStepsNames, CopiesThatAreReplicasAreRefused) {
+  NEED_MODEL("mlp");
+  const auto compiled = compile_text(
+      "mlp",
+      "piper: 1\ninclude: <schedules/dualpipe>\nparams: {stages: 2, microbatches: 4}\n"
+      "mesh: {site: 2}\ndirectives:\n  - replicate: {over: dir, shard: [optimizer]}\n" +
+          local_steps(),
+      "optimizer: {sgd: {lr: 0.1}}", {});
+  ASSERT_FALSE(compiled);
+  EXPECT_THAT(print_error(compiled.error()),
+              ::testing::AllOf(::testing::HasSubstr("strategy.yaml:6:"),
+                               ::testing::HasSubstr("not supported: replicas that the tag 'dir' "
+                                                    "tells apart beside local_steps"),
+                               ::testing::HasSubstr("help: without the entry")));
 }
 
 TEST(LocalStepsNames, ThoseOfSitesAndOuterStatesAreRefused) {

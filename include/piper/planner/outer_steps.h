@@ -24,7 +24,9 @@ struct Sites {
 };
 // Makes a copy of the model for each site, and the steps of outer optimizers, where statistics take
 // their mean over the sites: with ops in the regions, by `region_tags`, that read the parameters.
+// Parts that are trained by themselves are noted in `trained` for each site, too.
 Result<Sites> make_sites(Graph forward, const Strategy& strategy,
-                         const std::vector<std::string>& region_tags, Explanations& out);
+                         const std::vector<std::string>& region_tags, const Variables& variables,
+                         std::map<std::string, TrainedPart>& trained, Explanations& out);
 
 }  // namespace piper

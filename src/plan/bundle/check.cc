@@ -5,6 +5,7 @@
 #include "bad.h"
 #include "check_instruction.h"
 #include "files.h"
+#include "piper/plan/outer_updates.h"
 #include "piper/plan/windows.h"
 
 namespace piper {
@@ -142,8 +143,10 @@ Status check_role(const RoleProgram& role) {
   for (const OuterUpdate& update : role.outer_updates)
     if (update.every < 1 || update.offset < 0 || update.offset - update.every >= update.every)
       return bad("an outer update begins at step {} of each {}", update.offset, update.every);
-  if (!role.outer_updates.empty() && role.steps_ahead > 0)
-    return bad("steps overlap, and an outer update runs between two of them");
+  if (role.steps_ahead > 0 && std::ranges::any_of(role.outer_updates, [&](const OuterUpdate& one) {
+        return runs_beside(role, one);
+      }))
+    return bad("steps overlap, and an outer update runs beside one of them");
   return check_sizes(role);
 }
 

@@ -5,6 +5,7 @@
 #include "files.h"
 #include "piper/base/memory.h"
 #include "piper/plan/cuts.h"
+#include "piper/plan/sites.h"
 #include "piper/plan/trained_parts.h"
 
 namespace piper {
@@ -56,7 +57,10 @@ bool cut_part(const Tensor& tensor, const TensorCut& cut, Shape& left) {
     return false;
   left[cut.dim] = cut.block;
   const std::string prefix = prefix_of_part(cut.outer);
-  const auto begins = [&](const std::string& name) { return name.starts_with(prefix); };
+  const auto begins = [&](const std::string& name) {
+    const auto site = site_of(name);
+    return (site ? site->name : name).starts_with(prefix);
+  };
   return begins(tensor.name) && (tensor.param.empty() || begins(tensor.param)) &&
          std::ranges::all_of(tensor.aliases, begins);
 }

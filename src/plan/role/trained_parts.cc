@@ -2,6 +2,8 @@
 // rest.
 #include "piper/plan/trained_parts.h"
 
+#include "piper/plan/sites.h"
+
 namespace piper {
 
 bool is_trained_part(const Tensor& tensor) {
@@ -12,7 +14,9 @@ std::string prefix_of_part(int64_t index) { return "part." + std::to_string(inde
 
 std::string name_of_whole(const Tensor& tensor, const std::string& name) {
   if (!is_trained_part(tensor)) return name;
-  return name.substr(prefix_of_part(tensor.cuts[0].outer).size());
+  const size_t prefix = prefix_of_part(tensor.cuts[0].outer).size();
+  const auto site = site_of(name);
+  return site ? name_at_site(site->site, site->name.substr(prefix)) : name.substr(prefix);
 }
 
 Tensor by_itself(Tensor tensor) {

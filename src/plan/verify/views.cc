@@ -3,7 +3,9 @@
 #include "views.h"
 
 #include <algorithm>
+#include <map>
 
+#include "effects.h"
 #include "piper/base/memory.h"
 #include "piper/plan/outer_updates.h"
 
@@ -116,6 +118,24 @@ void run_alone(RoleProgram& role, View wanted, size_t update) {
   role.steps_ahead = 0;
 }
 
+// To an outer update that does not use them, older versions of states are states like others. Their
+// names say of what they are, and not whether a rank has a part.
+void leave_versions(RoleProgram& role) {
+  std::vector<bool> used(role.buffers.size());
+  for (const Instruction& one : role.body)
+    for (const int32_t arg : one.args) used[static_cast<size_t>(arg)] = true;
+  std::map<int32_t, std::string> names;  // by buffer
+  for (size_t b = 0; b < used.size(); ++b)
+    if (const auto buffer = static_cast<int32_t>(b);
+        !used[b] && role.tensor(buffer).previous_of >= 0)
+      names.emplace(buffer, identity_of(role, role.tensor(buffer)));
+  for (auto& [buffer, name] : names) {
+    Tensor& tensor = role.tensor(buffer);
+    tensor.name = std::move(name);
+    tensor.previous_of = -1, tensor.init.clear();
+  }
+}
+
 PlanSet view_of(const PlanSet& set, View wanted, size_t update = 0) {
   PlanSet view;
   view.manifest = set.manifest;
@@ -125,6 +145,7 @@ PlanSet view_of(const PlanSet& set, View wanted, size_t update = 0) {
       role.body = instructions_beside(role, role.outer_updates[update]);
     } else if (wanted != View::kSteps) {
       run_alone(role, wanted, update);
+      if (wanted == View::kOuter) leave_versions(role);
     }
     role.evaluation.clear(), role.evaluation_reports.clear();
     role.outer_updates.clear();

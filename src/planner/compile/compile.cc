@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "idle.h"
 #include "known_models.h"
@@ -480,6 +481,32 @@ std::map<std::string, Part> runs_of(const Dag& step) {
   return runs;
 }
 
+// Returns the entries of offload for an outer update: outer parameters, their states, and what
+// sites have taken are where the sites' own are. Copies of an update beside a step are on its
+// stream.
+std::vector<Offload> offloads_of_outer(const Dag& step, bool beside, Dag& outer) {
+  const auto stream = [&](int32_t of_step) {
+    const std::string& name =
+        beside ? std::string(kBesideStream) : step.streams[static_cast<size_t>(of_step)].name;
+    const auto known = std::ranges::find(outer.streams, name, &TaskStream::name);
+    if (known == outer.streams.end()) outer.streams.push_back({name});
+    return static_cast<int32_t>(std::ranges::find(outer.streams, name, &TaskStream::name) -
+                                outer.streams.begin());
+  };
+  std::vector<Offload> offloads;
+  for (Offload one : step.offloads) {
+    if (!one.parameters && !one.optimizer) continue;
+    one.items.clear();
+    one.out_stream = stream(one.out_stream), one.in_stream = stream(one.in_stream);
+    std::set<std::string> names(one.names.begin(), one.names.end());
+    for (const std::string& name : one.names)
+      if (const auto site = site_of(name)) names.insert({std::string(site->name), taken_of(name)});
+    one.names.assign(names.begin(), names.end());
+    offloads.push_back(std::move(one));
+  }
+  return offloads;
+}
+
 // Lowers a section beside the step: an evaluation's forward pass, or an outer update of `step`,
 // perhaps `beside` its body on a stream of its own. It has the places of the step, and an order of
 // its own. It explains nothing, as the step has explained its directives.
@@ -514,6 +541,7 @@ Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& 
     for (Task& task : dag.tasks) task.stream = static_cast<int32_t>(dag.streams.size());
     dag.streams.push_back({std::string(kBesideStream)});
   }
+  if (is_outer && !making.is_oracle()) dag.offloads = offloads_of_outer(*step, beside, dag);
   PIPER_ASSIGN(const Scheduled scheduled, schedule_tasks(std::move(dag), making));
   of_step.steps.quiet = was_quiet;
   return located(lower(scheduled.dag, scheduled.schedule), of_step.strategy);
@@ -684,8 +712,8 @@ class Compilation {
   Status split_sites() {
     if (strategy_.local_steps.empty()) return ok_status();
     PIPER_ASSIGN(const std::vector<std::string> tags, region_tags(written_, graph_));
-    PIPER_ASSIGN(Sites sites,
-                 make_sites(std::move(graph_), strategy_, tags, compiled_.explanations));
+    PIPER_ASSIGN(Sites sites, make_sites(std::move(graph_), strategy_, tags, variables_,
+                                         trained_parts_, compiled_.explanations));
     graph_ = std::move(sites.forward), outer_ = std::move(sites.outer);
     return ok_status();
   }

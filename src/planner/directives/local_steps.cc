@@ -1,5 +1,6 @@
 // The directive `local_steps`: what goes with it, and where the ops of each site are placed.
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "match.h"
@@ -14,14 +15,6 @@ namespace {
 
 Error not_supported(const SourceSpan& at, std::string_view what, std::string why) {
   return fail(at, "not supported: {} beside local_steps", what).with_note(std::move(why));
-}
-
-Status check_training(const Strategy& strategy) {
-  if (!strategy.weight_versions.empty())
-    return not_supported(
-        strategy.weight_versions[0].at, "weight_versions",
-        "an outer update changes parameters whose older versions sites still read");
-  return ok_status();
 }
 
 bool is_by_microbatch(const Place& place) {
@@ -53,27 +46,20 @@ Status check_directives(const Strategy& strategy) {
       return fail(one.over_at, "'{}' is the axis of local_steps, whose sites train by themselves",
                   axis);
   }
-  for (const Place& place : strategy.places)
-    if (is_by_microbatch(place))
-      return not_supported(place.at, "places by microbatch",
-                           "several devices would have a site's parameters, of which an outer "
-                           "update takes one copy");
+  for (const MeshAxis& one : strategy.mesh)
+    if (!one.twins_of.empty())
+      return not_supported(std::ranges::find_if(
+                               strategy.replicates,
+                               [&](const Replicate& entry) { return entry.is_over(one.name); })
+                               ->over_at,
+                           fmt::format("replicas that the tag '{}' tells apart", one.name),
+                           "an outer update knows only replicas of an axis of the mesh")
+          .with_note("help: without the entry each device of a stage has a copy");
   for (const Place& place : strategy.places)
     for (size_t i = 0; i < place.on.size(); ++i)
       if (place.on[i].first == axis)
         return fail(place.on_at[i], "'{}' is the axis of local_steps, which places its sites",
                     axis);
-  for (const OffloadRule& one : strategy.offloads)
-    if (one.what == OffloadRule::What::kParameters)
-      return not_supported(one.at, "offload of parameters",
-                           "outer updates come between steps, where nothing brings parameters "
-                           "from the host");
-  for (const Order& order : strategy.orders) {
-    PIPER_ASSIGN(const auto tags, tags_named(order));
-    if (std::ranges::count(tags, "step") > 0)
-      return not_supported(order.at, "steps that overlap",
-                           "an outer update comes after all of one step, and before the next");
-  }
   for (const Split& split : strategy.splits) {
     if (split.of_samples && std::ranges::any_of(strategy.places, [&](const Place& place) {
           return std::ranges::count(place.where, split.as, &Condition::tag) > 0;
@@ -81,9 +67,6 @@ Status check_directives(const Strategy& strategy) {
       return not_supported(split.at, "shares of samples that 'place' puts on devices",
                            "several devices would have a site's parameters, of which an outer "
                            "update takes one copy");
-    if (is_placed(strategy, split))
-      return not_supported(split.at, "parts that 'place' puts on devices",
-                           "an outer update is of whole parameters, or of what 'replicate' cuts");
   }
   return ok_status();
 }
@@ -192,6 +175,15 @@ std::vector<std::set<std::string>> in_parts(const Graph& forward,
   return parts;
 }
 
+Result<bool> steps_overlap(const Strategy& strategy) {
+  for (const Order& order : strategy.orders) {
+    PIPER_ASSIGN(const auto tags, tags_named(order));
+    if (std::ranges::count(tags, "step") > 0) return true;
+  }
+  return false;
+}
+
+// `parts` is 0 where no part runs beside a step.
 std::string explain_delay(const LocalSteps& local, size_t parts, const Graph& taken) {
   int64_t bytes = 0;
   for (const StateUpdate& update : taken.updates)
@@ -202,7 +194,9 @@ std::string explain_delay(const LocalSteps& local, size_t parts, const Graph& ta
   return fmt::format(
       "an update runs {}, and sites get it {} step{} after the one at which it is due; what they "
       "had then takes {} more on each",
-      parts == 1 ? "beside a step" : fmt::format("in {0} parts beside {0} steps", parts),
+      parts == 0   ? "when steps that overlap have ended"
+      : parts == 1 ? "beside a step"
+                   : fmt::format("in {0} parts beside {0} steps", parts),
       local.delay, local.delay == 1 ? "" : "s", human_bytes(bytes));
 }
 
@@ -210,18 +204,24 @@ std::string explain_delay(const LocalSteps& local, size_t parts, const Graph& ta
 class SiteMaker {
  public:
   SiteMaker(const Graph& forward, const Strategy& strategy,
-            const std::vector<std::string>& region_tags, Explanations& out)
+            const std::vector<std::string>& region_tags, const Variables& variables,
+            std::map<std::string, TrainedPart>& trained, Explanations& out)
       : forward_(forward),
         strategy_(strategy),
         region_tags_(region_tags),
+        variables_(variables),
         sites_(sites_of(strategy)),
+        trained_(trained),
         out_(out) {}
 
   Result<Sites> run() {
     const std::vector<LocalSteps>& entries = strategy_.local_steps;
     PIPER_TRY(check_graph_of(forward_, entries[0]));
+    PIPER_ASSIGN(overlaps_, steps_overlap(strategy_));
     PIPER_ASSIGN(const auto joined, names_joined(forward_, entries));
+    find_parts();
     made_.forward = copy_for_sites(forward_, sites_, entries[0].over);
+    PIPER_TRY(find_readers());
     for (size_t e = 0; e < entries.size(); ++e) PIPER_TRY(add_entry(entries[e], joined[e]));
     return std::move(made_);
   }
@@ -229,9 +229,10 @@ class SiteMaker {
  private:
   Status add_entry(const LocalSteps& local, const JoinedNames& joined) {
     const int64_t first = local.offset == 0 ? local.every : local.offset;
+    const bool beside = local.delay > 0 && !overlaps_;
     const std::vector<int64_t> steps =
-        local.delay == 0 ? std::vector{first}
-                         : steps_beside(local, first, joined.trained.size(), made_.outer);
+        beside ? steps_beside(local, first, joined.trained.size(), made_.outer)
+               : std::vector{first + local.delay};
     OuterSpec spec{local.outer, joined.trained, "", local.delay > 0 || local.mix > 0, local.mix};
     spec.optimizer.ema = strategy_.train.ema;  // of the model, which the outer parameters are
     PIPER_ASSIGN(std::vector<Graph> parts,
@@ -239,8 +240,8 @@ class SiteMaker {
     spec.names.insert(joined.statistics.begin(), joined.statistics.end());
     out_.push_back({local.at, "local_steps", {explain_entry(local, joined, parts)}});
     if (spec.is_delayed) {
-      Graph taken = taking_step(made_.forward, sites_, spec, region_tags_);
-      out_.back().lines.push_back(explain_delay(local, steps.size(), taken));
+      Graph taken = taking_step(readers_, sites_, spec, tags_);
+      out_.back().lines.push_back(explain_delay(local, beside ? steps.size() : 0, taken));
       add(local, std::move(taken), local.offset, false);
     }
     if (local.mix > 0)
@@ -248,10 +249,9 @@ class SiteMaker {
           fmt::format("sites go on with {} of their own parameters and {} of the outer ones",
                       local.mix, 1 - local.mix));
     for (size_t k = 0; k < parts.size(); ++k)
-      add(local, std::move(parts[k]), spec.is_delayed ? steps[k] : local.offset, local.delay > 0);
+      add(local, std::move(parts[k]), spec.is_delayed ? steps[k] : local.offset, beside);
     if (spec.is_delayed)
-      add(local, joining_step(made_.forward, sites_, spec, region_tags_), first + local.delay,
-          false);
+      add(local, joining_step(readers_, sites_, spec, tags_), first + local.delay, false);
     return ok_status();
   }
 
@@ -266,7 +266,7 @@ class SiteMaker {
       if (steps.empty()) part.names.insert(statistics.begin(), statistics.end());
       part.step = counters_ == 0 ? "outer.step" : fmt::format("outer.step.{}", counters_);
       ++counters_;
-      Result<Graph> step = outer_step(made_.forward, sites_, part, region_tags_);
+      Result<Graph> step = outer_step(readers_, sites_, part, tags_);
       if (!step) {
         if (step.error().at.file.empty()) step.error().at = local.at;
         return std::move(step).error();
@@ -294,7 +294,117 @@ class SiteMaker {
         human_bytes(bytes));
   }
 
+  // Finds the ops that read the parameters. Where places depend on the microbatch, several devices
+  // have a copy, so there are ops of a microbatch for each of these.
+  Status find_readers() {
+    readers_ = made_.forward;
+    tags_ = region_tags_;
+    const auto place = std::ranges::find_if(strategy_.places, is_by_microbatch);
+    if (place == strategy_.places.end()) return ok_status();
+    PIPER_ASSIGN(const std::vector<int32_t> micros, micros_apart());
+    tags_.push_back(place->micro);
+    const int tag = readers_.add_tag(place->micro);
+    const size_t count = readers_.nodes.size();
+    for (const int32_t micro : micros)
+      for (size_t n = 0; n < count; ++n) {
+        Node node = readers_.nodes[n];
+        readers_.set_tag(node, tag, micro);
+        if (micro == micros.front()) {
+          readers_.nodes[n] = std::move(node);
+          continue;
+        }
+        std::vector<TensorType> types;
+        for (const ValueId made : node.outputs) types.push_back(readers_.value(made).type);
+        node.outputs.clear();
+        readers_.add_node(std::move(node), types);
+      }
+    return ok_status();
+  }
+
+  // Returns the first of all microbatches that `place` puts alike.
+  Result<std::vector<int32_t>> micros_apart() const {
+    const Graph& graph = made_.forward;
+    std::map<std::vector<int32_t>, const Node*> regions;
+    for (const Node& node : graph.nodes) regions.try_emplace(node.tags, &node);
+    const auto count =
+        std::ranges::find(variables_, "M", [](const auto& one) { return one.first; });
+    std::vector<int32_t> firsts;
+    std::set<std::vector<int64_t>> known;
+    for (int32_t micro = 0; micro < count->second; ++micro) {
+      std::vector<int64_t> where;
+      for (const auto& [tags, node] : regions) PIPER_TRY(place_of_micro(*node, micro, where));
+      if (known.insert(std::move(where)).second) firsts.push_back(micro);
+    }
+    return firsts;
+  }
+  Status place_of_micro(const Node& node, int32_t micro, std::vector<int64_t>& where) const {
+    const Graph& graph = made_.forward;
+    for (const Place& place : strategy_.places) {
+      PIPER_ASSIGN(auto bound,
+                   match_node(graph, node, place.where, variables_, {place.micro, micro}));
+      where.push_back(bound ? 1 : 0);
+      if (!bound) continue;
+      bound->emplace_back(place.micro, micro);
+      for (size_t t = 0; t < graph.tag_names.size(); ++t)
+        if (const int32_t value = graph.tag(node, static_cast<int>(t)); value != kNoTag)
+          bound->emplace_back(graph.tag_names[t], value);
+      for (const auto& [tag, expr] : place.tags) {
+        PIPER_ASSIGN(const int64_t value, expr.evaluate(*bound));
+        where.push_back(value);
+        bound->emplace_back(tag, value);
+      }
+      for (const auto& [axis, expr] : place.on) {
+        const auto on = std::ranges::find(strategy_.mesh, axis, &MeshAxis::name);
+        if (on == strategy_.mesh.end()) continue;  // which apply_place says
+        bound->emplace_back("P", on->size);
+        PIPER_ASSIGN(const int64_t value, expr.evaluate(*bound));
+        bound->pop_back();
+        where.push_back(value);
+      }
+    }
+    return ok_status();
+  }
+
+  // Finds which parts are trained by themselves: the outer ones, those of sites, and what these
+  // had.
+  void find_parts() {
+    for (const Split& split : strategy_.splits)
+      for (const Param& param : forward_.params) {
+        const auto part = trained_.find(param.name);
+        if (part == trained_.end() || !split.tensor || !has_name(param, *split.tensor)) continue;
+        const TrainedPart of_whole = part->second;
+        std::vector<std::string> names{param.name};
+        for (int64_t k = 0; k < sites_; ++k) {
+          names.push_back(name_at_site(k, param.name));
+          names.push_back(taken_of(names.back()));
+        }
+        for (const std::string& name : names) {
+          part_of_.try_emplace(name, split.as, of_whole.index);
+          trained_.try_emplace(name, of_whole);
+        }
+      }
+  }
+
+  // Lets what an outer update computes of such a part be where `place` puts the part.
+  void tag_parts(Graph& graph) const {
+    std::map<ValueId, std::pair<int, int64_t>> parts;  // the tag and its value
+    for (const Param& param : graph.params)
+      if (const auto part = part_of_.find(param.name); part != part_of_.end())
+        parts[param.value] = {graph.add_tag(part->second.first), part->second.second};
+    for (Node& node : graph.nodes) {
+      if (node.pass != Pass::kBW) continue;
+      for (const ValueId input : node.inputs)
+        if (const auto part = parts.find(input); part != parts.end()) {
+          const auto [tag, value] = part->second;
+          graph.set_tag(node, tag, static_cast<int32_t>(value));
+          for (const ValueId made : node.outputs) parts[made] = {tag, value};
+          break;
+        }
+    }
+  }
+
   void add(const LocalSteps& local, Graph graph, int64_t offset, bool beside) {
+    tag_parts(graph);
     const OuterUpdate update{.every = local.every, .offset = offset};
     made_.outer.push_back({std::move(graph), update, beside, local.at});
   }
@@ -302,9 +412,15 @@ class SiteMaker {
   const Graph& forward_;
   const Strategy& strategy_;
   const std::vector<std::string>& region_tags_;
+  const Variables& variables_;
   const int64_t sites_;
+  std::map<std::string, TrainedPart>& trained_;
   Explanations& out_;
+  std::map<std::string, std::pair<std::string, int64_t>> part_of_;  // by parameter: tag, value
   Sites made_;
+  Graph readers_;                  // of parameters: of all sites, and of a microbatch for each copy
+  std::vector<std::string> tags_;  // that tell their regions apart
+  bool overlaps_ = false;          // steps of the sites do
   size_t counters_ = 0;  // of outer steps
 };
 
@@ -320,7 +436,6 @@ int64_t sites_of(const Strategy& strategy) {
 Result<Strategy> place_sites(Strategy strategy) {
   if (strategy.local_steps.empty()) return strategy;
   const LocalSteps& local = strategy.local_steps[0];
-  PIPER_TRY(check_training(strategy));
   PIPER_TRY(check_directives(strategy));
   PIPER_TRY(check_tag(strategy, local.over));
   if (strategy.global_batch == 0 && strategy.microbatch_size == 0)
@@ -347,8 +462,9 @@ Result<Strategy> place_sites(Strategy strategy) {
 }
 
 Result<Sites> make_sites(Graph forward, const Strategy& strategy,
-                         const std::vector<std::string>& region_tags, Explanations& out) {
-  return SiteMaker(forward, strategy, region_tags, out).run();
+                         const std::vector<std::string>& region_tags, const Variables& variables,
+                         std::map<std::string, TrainedPart>& trained, Explanations& out) {
+  return SiteMaker(forward, strategy, region_tags, variables, trained, out).run();
 }
 
 }  // namespace piper

@@ -97,12 +97,13 @@ class Placer {
       auto& values = known.try_emplace(dag_.chunks[c].tags, columns_).first->second;
       std::vector<std::pair<Spot, std::vector<int32_t>>> alike;  // for the report
       for (int32_t micro = 0; micro < columns_; ++micro) {
+        const int32_t number = number_of(c, place.micro).value_or(micro);
         PIPER_ASSIGN(auto bound, match_chunk(dag_, dag_.chunks[c], place.where, variables_,
-                                             {place.micro, micro}));
+                                             {place.micro, number}));
         if (!bound) continue;
         matched = true;
-        bound->emplace_back(place.micro, micro);
-        bound->emplace_back("M", dag_.microbatches);
+        bound->emplace_back(place.micro, number);
+        if (!knows_count_) bound->emplace_back("M", dag_.microbatches);
         const auto m = static_cast<size_t>(micro);
         Spot& spot = spots_[c][m];
         PIPER_TRY(put(c, micro, place, *std::move(bound), values[m], spot));
@@ -122,6 +123,15 @@ class Placer {
     if (!matched && !may_be_idle()) return no_match(dag_, place.where, place.at, "place");
     out.push_back(std::move(report));
     return ok_status();
+  }
+
+  // Returns the microbatch that all of a chunk stands for, in an outer update, which has one
+  // itself.
+  std::optional<int32_t> number_of(size_t c, const std::string& micro) const {
+    const auto tag = std::ranges::find(dag_.region_tags, micro) - dag_.region_tags.begin();
+    if (tag == std::ssize(dag_.region_tags)) return std::nullopt;
+    const int32_t number = dag_.chunks[c].tags[static_cast<size_t>(tag)];
+    return number == kNoTag ? std::nullopt : std::optional(number);
   }
 
   // What a directive's expressions come to, in order: the same for chunks of the same tags.
@@ -313,6 +323,9 @@ class Placer {
   Dag dag_;
   const std::vector<Place>& places_;
   const Variables& variables_;
+  const bool knows_count_ = std::ranges::count(variables_, "M", [](const auto& one) {
+                              return std::string_view(one.first);
+                            }) > 0;       // of microbatches
   std::vector<std::string> tags_;         // that the directives define
   int32_t columns_ = 1;                   // microbatches that are told apart
   std::vector<std::vector<Spot>> spots_;  // by chunk and column

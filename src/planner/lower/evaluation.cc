@@ -2,6 +2,7 @@
 // program, in which the states and constants are the step's, and all else follows them in the same
 // arena.
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 
@@ -25,13 +26,17 @@ int32_t find_or_add(std::vector<T>& all, const T& one, Same same) {
 
 bool is_kept(const Tensor& tensor) { return tensor.kind != BufferKind::kStep; }
 
-// Returns the bytes that are kept for ever at the begin of the device's arena.
-int64_t kept_bytes(const RoleProgram& role) {
+// Returns the bytes that are kept for ever at the begin of an arena.
+int64_t kept_bytes(const RoleProgram& role, bool host) {
   int64_t bytes = 0;
   for (const Buffer& buffer : role.buffers)
-    if (is_kept(role.tensor(buffer)) && !role.tensor(buffer).host)
+    if (is_kept(role.tensor(buffer)) && role.tensor(buffer).host == host)
       bytes += align_up(role.tensor(buffer).type.bytes());
   return bytes;
+}
+
+int64_t& bytes_of_arena(RoleProgram& role, bool host) {
+  return host ? role.host_bytes : role.arena_bytes;
 }
 
 class Joiner {
@@ -123,9 +128,9 @@ class Joiner {
   // kept, and what the step makes moves up.
   Status add_kept() {
     buffer_.assign(from_.buffers.size(), -1);
-    first_ = kept_bytes(role_);
+    for (const bool host : {false, true}) first_[host] = kept_bytes(role_, host);
     std::vector<size_t> added;
-    int64_t room = 0;
+    std::array<int64_t, 2> room{};
     for (size_t b = 0; b < from_.buffers.size(); ++b) {
       const Tensor& tensor = from_.tensor(from_.buffers[b]);
       if (!is_kept(tensor)) continue;
@@ -144,16 +149,18 @@ class Joiner {
                     quote_control(tensor.name))
             .with_code(ExitCode::kRefused);
       added.push_back(b);
-      room += align_up(tensor.type.bytes());
+      room[tensor.host] += align_up(tensor.type.bytes());
     }
     for (Buffer& buffer : role_.buffers)
-      if (!is_kept(role_.tensor(buffer)) && !role_.tensor(buffer).host) buffer.offset += room;
-    if (room > 0) role_.arena_bytes = std::max(role_.arena_bytes, first_) + room;
+      if (!is_kept(role_.tensor(buffer))) buffer.offset += room[role_.tensor(buffer).host];
+    for (const bool host : {false, true})
+      if (int64_t& bytes = bytes_of_arena(role_, host); room[host] > 0)
+        bytes = std::max(bytes, first_[host]) + room[host];
     for (const size_t b : added) {
       const Tensor tensor = from_.tensor(from_.buffers[b]);
       buffer_[b] = role_.add_buffer(tensor);
-      role_.buffers.back().offset = first_;
-      first_ += align_up(tensor.type.bytes());
+      role_.buffers.back().offset = first_[tensor.host];
+      first_[tensor.host] += align_up(tensor.type.bytes());
     }
     return ok_status();
   }
@@ -185,7 +192,9 @@ class Joiner {
   // body makes, if it runs beside it.
   void add_others() {
     const bool beside = runs_beside(from_, {.instructions = from_.body});
-    const int64_t up = (beside ? std::max(first_, end_of_steps()) : first_) - kept_bytes(from_);
+    std::array<int64_t, 2> up = first_;
+    if (beside) up[0] = std::max(up[0], end_of_steps());
+    for (const bool host : {false, true}) up[host] -= kept_bytes(from_, host);
     std::map<int32_t, int32_t> tensors;
     for (size_t b = 0; b < from_.buffers.size(); ++b) {
       const Buffer& buffer = from_.buffers[b];
@@ -194,9 +203,12 @@ class Joiner {
           tensors.try_emplace(buffer.tensor, static_cast<int32_t>(role_.tensors.size()));
       if (is_new) add_tensor_of(buffer);
       buffer_[b] = static_cast<int32_t>(role_.buffers.size());
-      role_.buffers.push_back({known->second, buffer.micro, buffer.offset + up});
+      role_.buffers.push_back(
+          {known->second, buffer.micro, buffer.offset + up[from_.tensor(buffer).host]});
     }
-    role_.arena_bytes = std::max(role_.arena_bytes, from_.arena_bytes + up);
+    for (const bool host : {false, true})
+      if (const int64_t bytes = bytes_of_arena(from_, host); bytes > 0)
+        bytes_of_arena(role_, host) = std::max(bytes_of_arena(role_, host), bytes + up[host]);
   }
 
   Status add_inputs() {
@@ -218,7 +230,7 @@ class Joiner {
   RoleProgram from_;
   const bool is_outer_;
   std::vector<int32_t> stream_, group_, communicator_, sum_, buffer_;  // by number in `from_`
-  int64_t first_ = 0;                                                  // where what is kept ends
+  std::array<int64_t, 2> first_{};  // where what is kept ends on the device, and on the host
 };
 
 // Adds the constants that the step does not have. Those of one name with other elements get another

@@ -8,6 +8,7 @@
 #include "evaluation.h"
 #include "faults.h"
 #include "nonfinite.h"
+#include "piper/plan/outer_updates.h"
 #include "recorder.h"
 #include "slow_ranks.h"
 
@@ -195,7 +196,9 @@ class Steps {
   }
   // Returns whether a step does not begin before all that have begun are complete.
   bool waits(int64_t step) const {
-    return step >= run_.options.steps || stop_ || is_save_due(step) || is_evaluation_due(step);
+    return step >= run_.options.steps || stop_ || is_save_due(step) || is_evaluation_due(step) ||
+           std::ranges::any_of(run_.executor.role().outer_updates,
+                               [&](const OuterUpdate& one) { return runs_at(one, step); });
   }
   // Returns whether the job goes on with other plans after the steps that have begun.
   bool goes_on() const { return run_.options.on_end && begun_ == run_.options.steps && !stop_; }
@@ -408,7 +411,8 @@ Status Steps::evaluate_and_save_if_due(bool last) {
   };
   const bool evaluates = rests && !run_.options.evaluation.empty() && evaluated_ != begun_ &&
                          ((last && !goes_on()) || is_evaluation_due(begun_));
-  if (!saves() && !evaluates) return ok_status();
+  const bool drained = overlap_ && drains_ && !last;
+  if (!saves() && !evaluates && !drained) return ok_status();
   PIPER_TRY(end_until(begun_, last || drains_));
   if (evaluates) PIPER_TRY(evaluate(last));
   if (saves()) {  // which a signal may have asked for meanwhile
@@ -421,7 +425,7 @@ Status Steps::evaluate_and_save_if_due(bool last) {
       PIPER_TRY(save(/*waits=*/true));
     }
   }
-  return last || !overlap_ ? ok_status() : begin_run();
+  return drained ? begin_run() : ok_status();
 }
 
 Status Steps::save(bool waits) {
