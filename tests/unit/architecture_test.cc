@@ -41,10 +41,13 @@ std::vector<fs::path> sources_under(const fs::path& folder) {
   return files;
 }
 
-// The room's folder of a source: a room may have a folder families/ (CMakeLists.txt).
+// The room's folder of a source: a room may have a folder families/, keys/ or transforms/
+// (CMakeLists.txt).
 fs::path room_of(const fs::path& source) {
   const fs::path folder = source.parent_path();
-  return folder.filename() == "families" ? folder.parent_path() : folder;
+  const bool has_rows =
+      std::set<std::string>{"families", "keys", "transforms"}.contains(folder.filename().string());
+  return has_rows ? folder.parent_path() : folder;
 }
 
 std::string name_of(const fs::path& path) { return fs::relative(path, kRoot).string(); }

@@ -1,6 +1,6 @@
-// The directives: one file each in src/planner/directives/, parse is in strategy.h, apply is here.
-// Every one reports what it matched and inserted; matching nothing is an error at its place in the
-// strategy.
+// The directives: one file each in src/planner/directives/; piper/frontend/directive_lists.h has
+// what they say. Every one reports what it matched and inserted; matching nothing is an error at
+// its place in the strategy.
 //
 // The compiler applies them in one sequence, whatever their order in the file: split (how the batch
 // is cut) | annotate, precision (the forward graph) | shard, recompute (the training graph) |
@@ -24,6 +24,27 @@ using Explanations = std::vector<Explanation>;
 // It knows the costs of ops on the devices of the job: piper/planner/job_costs.h.
 class JobCosts;
 
+// ---- Transforms: directives that need nothing of what other steps found -------------------------
+// Each is a file of src/planner/directives/transforms/. All other directives are functions of their
+// own, below.
+struct TransformContext {  // what a transform reads, and where it explains itself
+  const Strategy& strategy;
+  const Variables& variables;
+  const JobCosts& costs;
+  Explanations& out;
+};
+// The transforms of one time are applied in the order of their names.
+enum class TransformTime : uint8_t {
+  kForward,    // of the forward graph, when all ops have their tags
+  kTasks,      // of tasks that are on their devices
+  kStreams,    // of tasks, to move them to other streams
+  kDistances,  // of tasks on their streams, to say how far ahead of their use they are issued
+};
+Result<Graph> apply_transforms(TransformTime time, Graph forward, const TransformContext& context);
+Result<Dag> apply_transforms(TransformTime time, Dag dag, const TransformContext& context);
+
+// ---- Other directives ---------------------------------------------------------------------------
+
 // Tags the forward graph. Rules match scope paths; ops that no rule matches join by dataflow: the
 // latest region of their producers, else the earliest of their consumers (strict: an error).
 // Requires a forward graph. Ops may lack tags that only rules for other ops set.
@@ -43,15 +64,6 @@ Result<Graph> clone_data_ops(Graph forward, std::span<const std::string> tags, c
 // memory where devices are known.
 Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, const JobCosts& costs,
                             Explanations& out);
-
-// Casts, so that the chosen forward ops compute in the types of mixed precision (Micikevicius et
-// al., 2018): MatMul and Attention in the low type; norms, softmax, losses, sums, powers and
-// exponentials in f32; all others in the widest type of their operands, where parameters and
-// constants follow the others. Parameters are f32, and cast beside each op that reads them (see
-// Dag::copies). The model's own casts between floats are left out. Requires a forward graph; ops on
-// f64 stay as they are. Errors: nothing matches or is changed, an unknown op, an op chosen twice.
-Result<Graph> apply_precision(Graph forward, const std::vector<Precision>& precisions,
-                              const Variables& variables, Explanations& out);
 
 // Rounds gradients to the 16-bit type that a precision directive names, and adds them up in it;
 // the same step where none names one.
@@ -182,24 +194,10 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const Strategy& st
 // entries of `stream` have given them one, and says so.
 void give_streams(Dag& dag, const std::vector<ComputeOrder>& order, Explanations& out);
 
-// Chooses what is in host memory. Requires tasks. Errors: nothing matches, what two entries
-// claim.
-Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& variables);
-// Returns what became of it when plans were made. Error: nothing can leave.
+// Returns what became of values that are to be in host memory when plans were made. Error: nothing
+// can leave.
 Result<Explanation> explain_offload(const OffloadRule& rule, int64_t values, int64_t bytes,
                                     int64_t stay);
-
-// Assigns tasks to streams. Requires tasks. Errors: a task that two entries claim, or whose stream
-// replicate names; a stream that nothing runs on.
-Result<Dag> apply_streams(Dag dag, const Strategy& strategy, const Variables& variables,
-                          Explanations& out);
-
-// Decides when receives are posted, inputs loaded, and parts of activations or parameters gathered.
-// Sends that have streams of their own are received as they are issued unless an entry says
-// otherwise. Requires tasks and their streams. Errors: nothing matches, a kind of task without a
-// distance, a task that two entries claim.
-Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& variables,
-                           Explanations& out);
 
 // Says which messages become one, and for which rules.
 struct Fused {

@@ -4,6 +4,23 @@
 #include "errors.h"
 
 namespace piper {
+namespace fields {
+
+std::span<const Directive> directives() {
+  static const std::vector<Directive> kAll = [] {
+    std::vector<Directive> all = {
+#define PIPER_FAMILY(name) name##_directive(),
+#include "families.inc"
+#undef PIPER_FAMILY
+    };
+    std::ranges::sort(all, {}, [](const Directive& one) { return one.list_in(kNothingYet); });
+    return all;
+  }();
+  return kAll;
+}
+
+}  // namespace fields
+
 namespace {
 
 bool contains(const std::vector<std::string>& in, std::string_view name) {
@@ -25,9 +42,9 @@ std::vector<const yaml::Entry*> list_directives(const std::vector<Sections::Item
 }
 
 Status read_directive(const yaml::Entry& entry, const fields::Reading& reading, Strategy& out) {
-  for (const fields::Directive* directive : fields::kDirectives)
-    if (directive->keys.name == entry.key.text)
-      return directive->read(directive->keys, entry, reading, out);
+  for (const fields::Directive& directive : fields::directives())
+    if (directive.keys.name == entry.key.text)
+      return directive.read(directive.keys, entry, reading, out);
   PIPER_CHECK(false, "no directive {}", entry.key.text);
 }
 

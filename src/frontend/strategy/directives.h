@@ -1,4 +1,5 @@
-// The directives, each in a file of its own: the rows of its keys, and what rows do not say.
+// The directives, each in a file of the folder keys/: the rows of its keys, and what rows do not
+// say.
 #pragma once
 
 #include <algorithm>
@@ -7,11 +8,12 @@
 
 namespace piper::fields {
 
-extern const Directive kPrecision, kSplit, kRecompute, kPlace, kReplicate, kLocalSteps, kShard,
-    kOffload, kStream, kPrefetch, kFuse, kOrder;
-// The schema and help list them in this sequence; compile.cc says in which they are applied.
-inline constexpr const Directive* kDirectives[] = {
-    &kPrecision, &kSplit,   &kRecompute, &kPlace,    &kReplicate, &kLocalSteps,
-    &kShard,     &kOffload, &kStream,    &kPrefetch, &kFuse,      &kOrder};
+#define PIPER_FAMILY(name) Directive name##_directive();
+#include "families.inc"
+#undef PIPER_FAMILY
+
+// Returns all of them in the sequence of DirectiveLists, in which the schema and help list
+// them. compile.cc says in which they are applied.
+std::span<const Directive> directives();
 
 }  // namespace piper::fields

@@ -2,8 +2,8 @@
 // for, and which member of a struct keeps it. Reading, printing, errors about keys and the JSON
 // Schema walk these rows; what no row can say is an Object's `check`.
 //
-// To add a key: a member in strategy.h, and a row. To add a directive: its struct and a list of
-// them in strategy.h, a file like fuse.cc, and its name in directives.h.
+// To add a key: a member of a struct, and a row. To add a directive: its struct and a list of them
+// in directive_lists.h, and a file like keys/fuse.cc.
 #pragma once
 
 #include "scope.h"
@@ -180,6 +180,7 @@ struct Directive {
   std::string_view doc;
   Status (*read)(const Object& keys, const yaml::Entry&, const Reading&, Strategy&);
   std::vector<std::string> (*print)(const Object& keys, const Strategy&);  // one text for each
+  const void* (*list_in)(const Strategy&);                                 // of what it says
   std::span<const Object> parts = {};                                      // the maps in it
 };
 

@@ -46,8 +46,8 @@ constexpr Object kFileObjects[] = {{"strategy", kStrategy}, {"requirement", kReq
 
 std::vector<Field> directive_keys() {
   std::vector<Field> keys;
-  for (const Directive* one : kDirectives)
-    keys.push_back({one->keys.name, fields::one(one->keys.name), kOptional, one->doc});
+  for (const Directive& one : directives())
+    keys.push_back({one.keys.name, fields::one(one.keys.name), kOptional, one.doc});
   keys.push_back(
       {"drop", kPaths, kOptional, "Leave out directives of included files, by their names."});
   keys.push_back({"name", kText, kBeside,
@@ -62,9 +62,9 @@ std::vector<Object> all_objects() {
   for (const auto some : {model_objects(), train_objects(), annotate_objects(), versions_objects()})
     all.insert(all.end(), some.begin(), some.end());
   all.push_back(single("directive", kDirective));
-  for (const Directive* one : kDirectives) {
-    all.push_back(one->keys);
-    all.insert(all.end(), one->parts.begin(), one->parts.end());
+  for (const Directive& one : directives()) {
+    all.push_back(one.keys);
+    all.insert(all.end(), one.parts.begin(), one.parts.end());
   }
   return all;
 }

@@ -180,7 +180,8 @@ Status checked(const Fields& map, const Reading& reading, void* object) {
 template <auto List>
 constexpr Directive directive(Object keys, std::string_view doc,
                               std::span<const Object> parts = {}) {
-  return {keys, doc,
+  return {keys,
+          doc,
           [](const Object& object, const yaml::Entry& entry, const Reading& reading,
              Strategy& out) -> Status {
             typename std::remove_cvref_t<decltype(out.*List)>::value_type made;
@@ -196,6 +197,7 @@ constexpr Directive directive(Object keys, std::string_view doc,
                                            : " " + print_map(object, &one));
             return texts;
           },
+          [](const Strategy& strategy) -> const void* { return &(strategy.*List); },
           parts};
 }
 

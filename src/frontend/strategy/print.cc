@@ -100,9 +100,9 @@ class StrategyPrinter {
 
   void directives() {
     std::string lines;
-    for (const fields::Directive* directive : fields::kDirectives)
-      for (const std::string& text : directive->print(directive->keys, s_))
-        lines += fmt::format("  - {}:{}\n", directive->keys.name, text);
+    for (const fields::Directive& directive : fields::directives())
+      for (const std::string& text : directive.print(directive.keys, s_))
+        lines += fmt::format("  - {}:{}\n", directive.keys.name, text);
     section("directives", lines);
   }
 

@@ -389,13 +389,13 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
 }
 
 Result<Dag> make_tasks(Dag chunks, Making& making) {
-  const Strategy& strategy = making.strategy;
   PIPER_ASSIGN(Dag dag, expand_tasks(std::move(chunks)));
   if (making.is_oracle()) return dag;
-  PIPER_ASSIGN(dag, apply_offload(std::move(dag), strategy, making.variables));
-  PIPER_ASSIGN(dag, apply_streams(std::move(dag), strategy, making.variables, making.explain()));
+  const TransformContext context{making.strategy, making.variables, making.costs, making.explain()};
+  PIPER_ASSIGN(dag, apply_transforms(TransformTime::kTasks, std::move(dag), context));
+  PIPER_ASSIGN(dag, apply_transforms(TransformTime::kStreams, std::move(dag), context));
   PIPER_TRY(time_messages(dag, making.costs));
-  return apply_prefetch(std::move(dag), strategy, making.variables, making.explain());
+  return apply_transforms(TransformTime::kDistances, std::move(dag), context);
 }
 
 struct Scheduled {
@@ -729,8 +729,8 @@ class Compilation {
     };
     PIPER_ASSIGN(graph_, steps_.run("annotate", annotate, print_graph));
     const auto cast = [&] {
-      return apply_precision(std::move(graph_), strategy_.precisions, variables_,
-                             compiled_.explanations);
+      return apply_transforms(TransformTime::kForward, std::move(graph_),
+                              {strategy_, variables_, *costs_, compiled_.explanations});
     };
     PIPER_ASSIGN(graph_, steps_.run("precision", cast, print_graph));
     graph_ = train_parts(std::move(graph_), strategy_, trained_parts_, compiled_.explanations);

@@ -11,6 +11,7 @@
 #include "piper/base/float16.h"
 #include "piper/devices/program.h"
 #include "piper/ir/ops.h"
+#include "transforms.h"
 
 namespace piper {
 namespace {
@@ -419,12 +420,20 @@ class Caster {
   std::vector<NodeId> order_;
 };
 
+// Adds casts, so that the chosen forward ops compute in the types of mixed precision (Micikevicius
+// et al., 2018): MatMul and Attention in the low type; norms, softmax, losses, sums, powers and
+// exponentials in f32; all others in the widest type of their operands, where parameters and
+// constants follow the others. Parameters are f32, and cast beside each op that reads them (see
+// Dag::copies). The model's own casts between floats are left out. Ops on f64 stay as they are.
+// Errors: nothing matches or is changed, an unknown op, an op chosen twice.
+Result<Graph> apply_precision(Graph forward, const TransformContext& context) {
+  const std::vector<Precision>& precisions = context.strategy.precisions;
+  if (precisions.empty()) return forward;
+  return Caster(std::move(forward), precisions, context.variables).run(context.out);
+}
+
 }  // namespace
 
-Result<Graph> apply_precision(Graph forward, const std::vector<Precision>& precisions,
-                              const Variables& variables, Explanations& out) {
-  if (precisions.empty()) return forward;
-  return Caster(std::move(forward), precisions, variables).run(out);
-}
+Transform precision_transform() { return {TransformTime::kForward, apply_precision}; }
 
 }  // namespace piper

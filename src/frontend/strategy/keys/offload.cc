@@ -1,4 +1,4 @@
-// Reads the directive `offload`, for the table in directives.h.
+// Reads the directive `offload`.
 #include "directives.h"
 
 namespace piper::fields {
@@ -40,8 +40,9 @@ constexpr Field kOffloadKeys[] = {
 
 }  // namespace
 
-const Directive kOffload =
-    directive<&Strategy::offloads>({"offload", kOffloadKeys, checked<check_offload>},
-                                   "Keep values in host memory while they are not needed.");
+Directive offload_directive() {
+  return directive<&Strategy::offloads>({"offload", kOffloadKeys, checked<check_offload>},
+                                        "Keep values in host memory while they are not needed.");
+}
 
 }  // namespace piper::fields

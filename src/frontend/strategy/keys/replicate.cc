@@ -1,4 +1,4 @@
-// Reads the directive `replicate`, for the table in directives.h.
+// Reads the directive `replicate`.
 #include <algorithm>
 
 #include "directives.h"
@@ -261,7 +261,9 @@ constexpr Object kReplicateParts[] = {{"gather", kGather, checked<check_gather>}
 
 }  // namespace
 
-const Directive kReplicate = directive<&Strategy::replicates>(
-    {"replicate", kReplicateKeys, checked<check_replicate>}, "Data parallelism.", kReplicateParts);
+Directive replicate_directive() {
+  return directive<&Strategy::replicates>({"replicate", kReplicateKeys, checked<check_replicate>},
+                                          "Data parallelism.", kReplicateParts);
+}
 
 }  // namespace piper::fields

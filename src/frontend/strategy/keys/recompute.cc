@@ -1,4 +1,4 @@
-// Reads the directive `recompute`, for the table in directives.h.
+// Reads the directive `recompute`.
 #include "directives.h"
 
 namespace piper::fields {
@@ -28,8 +28,9 @@ constexpr Field kRecomputeKeys[] = {
 
 }  // namespace
 
-const Directive kRecompute =
-    directive<&Strategy::recomputes>({"recompute", kRecomputeKeys, checked<check_recompute>},
-                                     "Run forward ops again in the backward pass.");
+Directive recompute_directive() {
+  return directive<&Strategy::recomputes>({"recompute", kRecomputeKeys, checked<check_recompute>},
+                                          "Run forward ops again in the backward pass.");
+}
 
 }  // namespace piper::fields

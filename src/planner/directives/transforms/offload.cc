@@ -4,6 +4,7 @@
 #include <set>
 
 #include "match.h"
+#include "transforms.h"
 
 namespace piper {
 namespace {
@@ -158,11 +159,11 @@ Status check_parameters(const OffloadRule& rule, const Dag& dag, const Strategy&
   return ok_status();
 }
 
-}  // namespace
-
-Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& variables) {
+// Chooses what is in host memory. Errors: nothing matches, what two entries claim.
+Result<Dag> apply_offload(Dag dag, const TransformContext& context) {
+  const Strategy& strategy = context.strategy;
   if (strategy.offloads.empty()) return dag;
-  Chooser chooser(dag, strategy, variables);
+  Chooser chooser(dag, strategy, context.variables);
   std::vector<Offload> offloads(strategy.offloads.size());
   std::vector<size_t> turns;  // those that name nothing are of the rest
   for (const bool rest : {false, true})
@@ -176,6 +177,10 @@ Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& va
   dag.offloads = std::move(offloads);
   return dag;
 }
+
+}  // namespace
+
+Transform offload_transform() { return {TransformTime::kTasks, apply_offload}; }
 
 Result<Explanation> explain_offload(const OffloadRule& rule, int64_t values, int64_t bytes,
                                     int64_t stay) {

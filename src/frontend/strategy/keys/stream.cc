@@ -1,4 +1,4 @@
-// Reads the directive `stream`, for the table in directives.h.
+// Reads the directive `stream`.
 #include <algorithm>
 
 #include "directives.h"
@@ -77,7 +77,9 @@ constexpr Field kStreamKeys[] = {
 
 }  // namespace
 
-const Directive kStream = directive<&Strategy::streams>(
-    {"stream", kStreamKeys, checked<check_stream>}, "Put tasks on a named stream.");
+Directive stream_directive() {
+  return directive<&Strategy::streams>({"stream", kStreamKeys, checked<check_stream>},
+                                       "Put tasks on a named stream.");
+}
 
 }  // namespace piper::fields

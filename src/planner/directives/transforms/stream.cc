@@ -3,6 +3,7 @@
 #include <map>
 
 #include "match.h"
+#include "transforms.h"
 
 namespace piper {
 namespace {
@@ -184,21 +185,25 @@ Status check_used(const StreamRule& rule, const Dag& dag, const Strategy& strate
   return ok_status();
 }
 
-}  // namespace
-
-Result<Dag> apply_streams(Dag dag, const Strategy& strategy, const Variables& variables,
-                          Explanations& out) {
+// Errors: a task that two entries claim, or whose stream replicate names; a stream that nothing
+// runs on.
+Result<Dag> apply_streams(Dag dag, const TransformContext& context) {
+  const Strategy& strategy = context.strategy;
   if (strategy.streams.empty()) return dag;
   const std::vector<TaskStream> known = dag.streams;
-  Assigner assigner(dag, strategy, variables);
+  Assigner assigner(dag, strategy, context.variables);
   for (const StreamRule& rule : strategy.streams) {
     PIPER_ASSIGN(Explanation report, assigner.apply(rule));
-    out.push_back(std::move(report));
+    context.out.push_back(std::move(report));
   }
   for (const StreamRule& rule : strategy.streams) {
     PIPER_TRY(check_used(rule, dag, strategy, known));
   }
   return dag;
 }
+
+}  // namespace
+
+Transform stream_transform() { return {TransformTime::kStreams, apply_streams}; }
 
 }  // namespace piper

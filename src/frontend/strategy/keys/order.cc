@@ -1,4 +1,4 @@
-// order: a program, explicit lists, or a pipeline file.
+// Reads the directive `order`: a program, explicit lists, or a pipeline file.
 #include <filesystem>
 
 #include "directives.h"
@@ -340,8 +340,9 @@ constexpr Object kOrderParts[] = {{"policy", kPolicy},
 
 }  // namespace
 
-const Directive kOrder =
-    directive<&Strategy::orders>(block("order", kOrderKeys, checked<check_order>),
-                                 "In which order each device works.", kOrderParts);
+Directive order_directive() {
+  return directive<&Strategy::orders>(block("order", kOrderKeys, checked<check_order>),
+                                      "In which order each device works.", kOrderParts);
+}
 
 }  // namespace piper::fields

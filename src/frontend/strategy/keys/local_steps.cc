@@ -1,4 +1,4 @@
-// Reads the directive `local_steps`, for the table in directives.h.
+// Reads the directive `local_steps`.
 #include "chosen_optimizer.h"
 #include "directives.h"
 
@@ -63,8 +63,10 @@ constexpr Field kLocalStepsKeys[] = {
 
 }  // namespace
 
-const Directive kLocalSteps = directive<&Strategy::local_steps>(
-    {"local_steps", kLocalStepsKeys, checked<check_local_steps>},
-    "Sites train by themselves; an outer optimizer joins them every few steps (DiLoCo).");
+Directive local_steps_directive() {
+  return directive<&Strategy::local_steps>(
+      {"local_steps", kLocalStepsKeys, checked<check_local_steps>},
+      "Sites train by themselves; an outer optimizer joins them every few steps (DiLoCo).");
+}
 
 }  // namespace piper::fields

@@ -1,4 +1,4 @@
-// Reads the directive `place`, for the table in directives.h.
+// Reads the directive `place`.
 #include "directives.h"
 
 namespace piper::fields {
@@ -61,7 +61,9 @@ constexpr Field kPlaceKeys[] = {
 
 }  // namespace
 
-const Directive kPlace = directive<&Strategy::places>({"place", kPlaceKeys, checked<check_place>},
-                                                      "Put tasks on mesh coordinates.");
+Directive place_directive() {
+  return directive<&Strategy::places>({"place", kPlaceKeys, checked<check_place>},
+                                      "Put tasks on mesh coordinates.");
+}
 
 }  // namespace piper::fields

@@ -1,4 +1,4 @@
-// Reads the directive `prefetch`, for the table in directives.h.
+// Reads the directive `prefetch`.
 #include <algorithm>
 
 #include "directives.h"
@@ -40,7 +40,9 @@ constexpr Field kPrefetchKeys[] = {
 
 }  // namespace
 
-const Directive kPrefetch = directive<&Strategy::prefetches>(
-    {"prefetch", kPrefetchKeys}, "Issue receives and inputs ahead of their use.");
+Directive prefetch_directive() {
+  return directive<&Strategy::prefetches>({"prefetch", kPrefetchKeys},
+                                          "Issue receives and inputs ahead of their use.");
+}
 
 }  // namespace piper::fields

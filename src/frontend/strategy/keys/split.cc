@@ -1,4 +1,4 @@
-// Reads the directive `split`, for the table in directives.h.
+// Reads the directive `split`.
 #include <algorithm>
 
 #include "directives.h"
@@ -181,8 +181,10 @@ constexpr Field kSplitKeys[] = {
 
 }  // namespace
 
-const Directive kSplit = directive<&Strategy::splits>(
-    {"split", kSplitKeys, checked<check_split>},
-    "Cut the batch into microbatches, tokens into chunks, samples into shares, or ops into parts.");
+Directive split_directive() {
+  return directive<&Strategy::splits>({"split", kSplitKeys, checked<check_split>},
+                                      "Cut the batch into microbatches, tokens into chunks, "
+                                      "samples into shares, or ops into parts.");
+}
 
 }  // namespace piper::fields

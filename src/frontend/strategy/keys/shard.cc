@@ -1,4 +1,4 @@
-// Reads the directive `shard`, for the table in directives.h.
+// Reads the directive `shard`.
 #include "directives.h"
 
 namespace piper::fields {
@@ -115,7 +115,9 @@ constexpr Field kShardKeys[] = {
 
 }  // namespace
 
-const Directive kShard = directive<&Strategy::shards>({"shard", kShardKeys, checked<check_shard>},
-                                                      "Cut tensors over a mesh axis.");
+Directive shard_directive() {
+  return directive<&Strategy::shards>({"shard", kShardKeys, checked<check_shard>},
+                                      "Cut tensors over a mesh axis.");
+}
 
 }  // namespace piper::fields

@@ -1,4 +1,4 @@
-// Reads the directive `precision`, for the table in directives.h.
+// Reads the directive `precision`.
 #include "directives.h"
 
 namespace piper::fields {
@@ -96,9 +96,10 @@ constexpr Object kPrecisionParts[] = {{"loss_scale", kLossScale, checked<check_s
 
 }  // namespace
 
-const Directive kPrecision =
-    directive<&Strategy::precisions>({"precision", kPrecisionKeys, checked<check_precision>},
-                                     "In which types ops compute.", kPrecisionParts);
+Directive precision_directive() {
+  return directive<&Strategy::precisions>({"precision", kPrecisionKeys, checked<check_precision>},
+                                          "In which types ops compute.", kPrecisionParts);
+}
 
 }  // namespace piper::fields
 

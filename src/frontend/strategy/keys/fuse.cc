@@ -1,4 +1,4 @@
-// Reads the directive `fuse`, for the table in directives.h.
+// Reads the directive `fuse`.
 #include "directives.h"
 
 namespace piper::fields {
@@ -16,7 +16,9 @@ constexpr Field kFuseKeys[] = {
 
 }  // namespace
 
-const Directive kFuse =
-    directive<&Strategy::fuses>({"fuse", kFuseKeys}, "Join messages between the same devices.");
+Directive fuse_directive() {
+  return directive<&Strategy::fuses>({"fuse", kFuseKeys},
+                                     "Join messages between the same devices.");
+}
 
 }  // namespace piper::fields

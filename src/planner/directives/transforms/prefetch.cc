@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "match.h"
+#include "transforms.h"
 
 namespace piper {
 namespace {
@@ -95,10 +96,11 @@ void post_with_sends(Dag& dag, const std::vector<bool>& claimed, Explanation& re
                     count));
 }
 
-}  // namespace
-
-Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& variables,
-                           Explanations& out) {
+// Sends that have streams of their own are received as they are issued unless an entry says
+// otherwise. Errors: nothing matches, a kind of task without a distance, a task that two entries
+// claim.
+Result<Dag> apply_prefetch(Dag dag, const TransformContext& context) {
+  const auto& [strategy, variables, costs, out] = context;
   if (strategy.prefetches.empty() && strategy.streams.empty()) return dag;
   const TaskMatcher matcher(dag, strategy);
   std::vector<const Prefetch*> claimed_by(dag.tasks.size());
@@ -139,5 +141,9 @@ Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& v
   if (!report.lines.empty()) out.push_back(std::move(report));
   return dag;
 }
+
+}  // namespace
+
+Transform prefetch_transform() { return {TransformTime::kDistances, apply_prefetch}; }
 
 }  // namespace piper
