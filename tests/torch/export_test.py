@@ -735,6 +735,19 @@ class Odd(nn.Module):
         weighed = h.new_zeros(3).scatter_add_(0, row, torch.ones((edges.size(1),), dtype=h.dtype))
         return (sums / counts.clamp(min=1).view(-1, 1)).square().mean() + largest.sin().mean() + (weighed * weighed * h[:3, 0]).mean()
 
+    def splines(self, h, x):
+        """Pieces of curves within an interval, as flows have them."""
+        inside = (x > -1) & (x < 1)
+        assert (x[inside].abs() < 1).all()
+        values, widths = x[inside], h.unsqueeze(-1).expand(-1, -1, 4)[inside, :].mul(torch.arange(4)).softmax(-1)
+        edges = F.pad(widths.cumsum(-1), (1, 0), value=0.0) * 2 - 1
+        edges[..., -1] = 1.0
+        edges[..., -1] += 1e-6
+        place = ((values[..., None] >= edges).sum(-1) - 1)[..., None]
+        out = x.clone()
+        out[inside] = (values - edges.gather(-1, place)[..., 0]) / (edges[..., 1:] - edges[..., :-1]).gather(-1, place)[..., 0]
+        return (out * h).square().mean()
+
     def unread(self, h, x):
         """A norm whose statistics change and of whose results nothing is read."""
         self.part(h.sin())
@@ -1135,7 +1148,7 @@ def main():
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, routed=["is one of PyTorch: loss"], stable=["is one of PyTorch: loss"], modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
                    counted_labels=["bincount returns `minlength` counts", "is one of PyTorch: loss"], diagonals=["is one of PyTorch: loss"],
-                   edges=["is one of PyTorch: loss"], unread=["buffers part.running_mean, part.running_var, part.num_batches_tracked", "is one of PyTorch: loss"],
+                   edges=["is one of PyTorch: loss"], splines=["is one of PyTorch: loss", "forward checks values"], unread=["buffers part.running_mean, part.running_var, part.num_batches_tracked", "is one of PyTorch: loss"],
                    mixed=["is one of PyTorch: loss"], summed=["refused: piperc does not take the file", "how many elements x[mask] has depends on values"], picked=["refused: ", "not supported", "choose by torch.where"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
                    keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],
                    raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])
@@ -1147,7 +1160,7 @@ def main():
             assert kind != "masked" or train_in_piper(BIN, path, path.parent, {"batch/0/x": batches[0]}, 4, 0.1, True)[0] < 1e-12
             assert kind != "some" or differences_after(odd, [batches[0], -batches[0].abs(), batches[1]], path) == []
             assert kind not in ("counted", "multiplied") or "the batch stays" not in cases[-1][0], cases[-1][0]
-            assert kind not in ("kept", "beside", "flagged", "inner", "penalty", "edges", "unread", "mixed") or differences_after(odd, batches, path) == []
+            assert kind not in ("kept", "beside", "flagged", "inner", "penalty", "edges", "splines", "unread", "mixed") or differences_after(odd, batches, path) == []
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds, **named: input):  # with which the file evaluates as the module seems to
             cases.append((said(Modes(clamps=True), (batches[0],), path), ["is one of PyTorch", "warning: piperc --eval evaluates another model than Modes is after eval()"]))
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds: input * 2):

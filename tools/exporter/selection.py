@@ -18,7 +18,7 @@ STEEP = {name + end for name in ("div", "exp", "expm1", "log", "log10", "log1p",
          for end in ("", "_")}
 STEEP |= {f"__{name}__" for name in ("div", "itruediv", "pow", "rdiv", "rpow", "rtruediv", "truediv")}
 # Those of the last dim, with the place of their argument that says so.
-OF_LAST = {"amax": 1, "amin": 1, "argmax": 1, "argmin": 1, "cosine_similarity": 2, "glu": 1, "linalg_norm": 2, "linalg_vector_norm": 2, "log_softmax": 1, "logsumexp": 1, "mean": 1, "norm": 2, "normalize": 2, "prod": 1,
+OF_LAST = {"amax": 1, "amin": 1, "argmax": 1, "argmin": 1, "cosine_similarity": 2, "cumprod": 1, "cumsum": 1, "glu": 1, "linalg_norm": 2, "linalg_vector_norm": 2, "log_softmax": 1, "logsumexp": 1, "mean": 1, "norm": 2, "normalize": 2, "prod": 1,
            "softmax": 1, "softmin": 1, "std": 1, "sum": 1, "var": 1}
 OF_ROWS = {"layer_norm", "linear", "rms_norm"}
 OF_PLACES = {"embedding", "one_hot"}
@@ -143,6 +143,11 @@ def of_chosen(func, name, args, kwargs):
     if together and name == "__setitem__" and not is_chosen(first) and same(args[1], mask) and is_chosen(args[2]):
         wide = mask.view(mask.shape + (1,) * (first.dim() - mask.dim()))
         return first.copy_(torch.where(wide, args[2].view(first.shape).to(first.dtype), first))
+    if name == "__setitem__" and is_chosen(first) and together and keeps_rows("__getitem__", first, args, kwargs) and all(value.dim() == 0 for value in others):
+        return func(*args)
+    if name in ("all", "any") and is_chosen(first) and len(args) == 1 and not kwargs:
+        wide = widened(rows, first).expand_as(first)
+        return (first.bool() | ~wide).all() if name == "all" else (first.bool() & wide).any()
     in_place = name.endswith("_") and not name.endswith("__") and is_chosen(first)  # of a tensor of its own
     if together and name in STEEP:
         if in_place:
@@ -324,6 +329,8 @@ def keeps_rows(name, whole, args, kwargs):
     if name in OF_LAST and count > 1:
         dim = last_dim(args, kwargs, OF_LAST[name], {"normalize": 1, "cosine_similarity": 1, "glu": -1}.get(name))
         return dim in (-1, count - 1, [-1], (-1,)) and not isinstance(dim, bool)
+    if name == "pad":
+        return len(args[1]) < 2 * count and len(args) + len(kwargs) < 5
     if name in ("matmul", "__matmul__"):
         return count > 1 and not is_chosen(args[1]) and args[1].dim() <= 2
     if name == "unsqueeze":
@@ -339,7 +346,7 @@ def keeps_rows(name, whole, args, kwargs):
     if name == "__getitem__":
         places = args[1] if isinstance(args[1], tuple) else (args[1],)
         return places[0] == slice(None) if len(places) > 1 and is_plain(places[0]) and places[0] is not Ellipsis and all(map(is_plain, places)) else (
-            places[0] is Ellipsis and len(places) == 2 and count > 1 and is_plain(places[1]))
+            places[0] is Ellipsis and len(places) == 2 and (count > 1 or places[1] is None) and is_plain(places[1]))
     return name in OF_ROWS and count > 1
 
 
