@@ -748,6 +748,13 @@ class Odd(nn.Module):
         out[inside] = (values - edges.gather(-1, place)[..., 0]) / (edges[..., 1:] - edges[..., :-1]).gather(-1, place)[..., 0]
         return (out * h).square().mean()
 
+    def skips(self, h, x):
+        """A layer that is left out with a probability of 0."""
+        return (h if torch.rand(1) < 0.0 or torch.rand([]) >= 1 else h.sin()).square().mean()
+
+    def seldom(self, h, x):
+        return (h if torch.rand(1) < 0.1 else h.sin()).square().mean()
+
     def unread(self, h, x):
         """A norm whose statistics change and of whose results nothing is read."""
         self.part(h.sin())
@@ -1148,7 +1155,8 @@ def main():
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, routed=["is one of PyTorch: loss"], stable=["is one of PyTorch: loss"], modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
                    counted_labels=["bincount returns `minlength` counts", "is one of PyTorch: loss"], diagonals=["is one of PyTorch: loss"],
-                   edges=["is one of PyTorch: loss"], splines=["is one of PyTorch: loss", "forward checks values"], unread=["buffers part.running_mean, part.running_var, part.num_batches_tracked", "is one of PyTorch: loss"],
+                   edges=["is one of PyTorch: loss"], splines=["is one of PyTorch: loss", "forward checks values"], skips=["is one of PyTorch: loss"], seldom=["refused: torch.export does not trace Odd", "if torch.rand(1) < 0.1"],
+                   unread=["buffers part.running_mean, part.running_var, part.num_batches_tracked", "is one of PyTorch: loss"],
                    mixed=["is one of PyTorch: loss"], summed=["refused: piperc does not take the file", "how many elements x[mask] has depends on values"], picked=["refused: ", "not supported", "choose by torch.where"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
                    keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],
                    raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])

@@ -62,6 +62,8 @@ class Export:
         try:
             with self.watch, self.functions, HostDraws() as self.host:
                 out, self.answers = self.ask(self.args, self.kwargs)
+            if not self.reads_uniform:
+                self.watch.draws -= {"rand", "rand_like"}
             self.leaves, self.names = pytree.tree_leaves(out), output_names(out)
             self.loss = find_loss(self.leaves, self.names)
             if self.loss is None:  # which would say that a batch has other numbers
@@ -123,6 +125,7 @@ class Export:
             try:
                 out = self.module(*args, **kwargs)
                 self.asks_finite, self.checks, self.asks_found, self.asks_inputs = asked.asks_finite, asked.checks, asked.asks_found, asked.asks_inputs
+                self.reads_uniform = asked.reads_uniform
                 return out, asked.answered()
             except Exception as error:
                 if not type(error).__module__.startswith("torch._dynamo"):

@@ -187,6 +187,7 @@ class Asked(TorchFunctionMode):
         for k, value in [*((None, value) for value in open), *((GIVEN, value) for value in given), *((k, value) for k, (value, *_) in enumerate(self.buffers))]:
             self.depends(value, {k})
         self.finite, self.asks_finite, self.checks = {}, False, set()
+        self.uniform, self.reads_uniform = {}, False  # what is drawn from [0, 1), and whether anything depends on it
         self.found, self.asks_found = {}, set()  # what any() and all() have returned, and where they are asked
         self.expected, self.asks_inputs = [], set()  # while it is traced, numbers of inputs with what they were; and where they are asked
         self.tracing, self.answers = answers is not None, {place: list(each) for place, each in (answers or {}).items()}
@@ -215,6 +216,12 @@ class Asked(TorchFunctionMode):
         depends = depends.union(*(self.open[memory][1] for memory in memories if memory in self.open))
         if name in self.FINITE or name in self.OF_FINITE and memories and all(memory in self.finite for memory in memories):
             self.finite[memory_of(out)] = out
+        if name in ("rand", "rand_like") and isinstance(out, torch.Tensor):
+            self.uniform[memory_of(out)] = out
+        if memories and memories[0] in self.uniform and is_certain(name, args[1:]):  # of a layer that is left out with a probability of 0
+            depends = set()
+        else:
+            self.reads_uniform |= any(memory in self.uniform for memory in memories)
         if name in ("any", "all") and isinstance(out, torch.Tensor) and out.dim() == 0:
             self.found[memory_of(out)] = out, name == "any"
         if name in self.QUESTIONS:
@@ -244,6 +251,11 @@ class Asked(TorchFunctionMode):
         changes = {None, GIVEN} | {k for k, (value, version, before) in enumerate(self.buffers) if version_of(value) != version or not torch.equal(value, before)}
         answers = {place: [None if depends & changes else out for out, depends in each] for place, each in self.answers.items()}
         return {place: each for place, each in answers.items() if any(answer is not None for answer in each)}
+
+
+def is_certain(name, bounds):
+    """Whether a number from [0, 1) compares alike with this bound whatever it is (zero itself, which is one in millions, left aside)."""
+    return name.strip("_") in ("ge", "gt", "le", "lt") and len(bounds) == 1 and isinstance(bounds[0], (int, float)) and not 0 < bounds[0] < 1
 
 
 def hooks_of(module):
