@@ -728,6 +728,8 @@ class Odd(nn.Module):
         added[every[0][~kept]] = h.flatten()[~kept]
         weights = torch.cat([h.flatten()[kept], added])
         row, column = edges
+        if row.numel() == 0:
+            return h.sum()
         messages = h.index_select(0, row) * weights.exp().view(weights.size(0), -1)
         rows = column.view(-1, 1).expand_as(messages)
         sums, counts = h.new_zeros(3, 4).scatter_add_(0, rows, messages), h.new_zeros(3).scatter_add_(0, column, h.new_ones(messages.size(0)))
@@ -1111,6 +1113,7 @@ def main():
         cases.append((said(Longest(of_floats=True), (steps, lengths), path), ["refused: torch.export does not trace Longest: what it does there depends on values"]))
         cases.append((said(Asks(), (torch.randn(4, 4),), path), ["is one of PyTorch: loss"]))
         cases.append((said(Asks(True), (torch.randn(4, 4),), path), ["depends on values that inputs or parameters decide: if (x if self.values", "torch.where"]))
+        cases.append((said(Asks(True), (torch.randn(4, 4),), path, batch=None), ["depends on values that inputs or parameters decide: if (x if self.values"]))
         labels = torch.tensor([[1, 1], [2, 3], [4, 1], [1, 2]])
         cases.append((said(Speech(), (torch.randn(4, 6, 4), labels, torch.tensor([2, 1, 0, 2])), path), ["elements\n  one step", "is one of PyTorch: loss"]))
         cases.append((said(Fixed(), (torch.randn(4, 4),), path), ["the batch stays 4", "as a loop over the samples does, and x.shape[0] does not", "is one of PyTorch"]))
@@ -1155,7 +1158,7 @@ def main():
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, routed=["is one of PyTorch: loss"], stable=["is one of PyTorch: loss"], modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
                    counted_labels=["bincount returns `minlength` counts", "is one of PyTorch: loss"], diagonals=["is one of PyTorch: loss"],
-                   edges=["is one of PyTorch: loss"], splines=["is one of PyTorch: loss", "forward checks values"], skips=["is one of PyTorch: loss"], seldom=["refused: torch.export does not trace Odd", "if torch.rand(1) < 0.1"],
+                   edges=["is one of PyTorch: loss", "forward asks whether a mask has such an element ("], splines=["is one of PyTorch: loss", "forward checks values"], skips=["is one of PyTorch: loss"], seldom=["refused: torch.export does not trace Odd", "if torch.rand(1) < 0.1"],
                    unread=["buffers part.running_mean, part.running_var, part.num_batches_tracked", "is one of PyTorch: loss"],
                    mixed=["is one of PyTorch: loss"], summed=["refused: piperc does not take the file", "how many elements x[mask] has depends on values"], picked=["refused: ", "not supported", "choose by torch.where"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
                    keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],

@@ -136,7 +136,9 @@ class Export:
     def reason_for_this_size(self):
         """Why the batch is not left open, where forward takes no other or asks other things of it."""
         try:
-            return "" if self.answers == self.ask(*self.doubled())[1] else "what it asks of tensors depends on the size of the batch"
+            with Watch(self.quiet):
+                asked = self.ask(*self.doubled())[1]
+            return "" if self.answers == asked else "what it asks of tensors depends on the size of the batch"
         except Exception as error:  # forward's own
             return first_line(error)
 
@@ -157,7 +159,7 @@ class Export:
                 return traced(most)
             except Exception as error:  # the tracer has many classes of them
                 fewer = most_samples(error, most)
-                if fewer >= self.size:
+                if fewer and fewer >= self.size:
                     self.most = fewer
                     return attempt(fewer)
                 try:

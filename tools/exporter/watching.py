@@ -188,7 +188,7 @@ class Asked(TorchFunctionMode):
             self.depends(value, {k})
         self.finite, self.asks_finite, self.checks = {}, False, set()
         self.uniform, self.reads_uniform = {}, False  # what is drawn from [0, 1), and whether anything depends on it
-        self.found, self.asks_found = {}, set()  # what any() and all() have returned, and where they are asked
+        self.counts, self.found, self.asks_found = {}, {}, set()  # what any() and all() have returned, and where they are asked
         self.expected, self.asks_inputs = [], set()  # while it is traced, numbers of inputs with what they were; and where they are asked
         self.tracing, self.answers = answers is not None, {place: list(each) for place, each in (answers or {}).items()}
 
@@ -224,6 +224,10 @@ class Asked(TorchFunctionMode):
             self.reads_uniform |= any(memory in self.uniform for memory in memories)
         if name in ("any", "all") and isinstance(out, torch.Tensor) and out.dim() == 0:
             self.found[memory_of(out)] = out, name == "any"
+        if name == "numel" and isinstance(out, torch.Tensor):  # of what a mask chooses
+            self.counts[memory_of(out)] = out
+        if name.strip("_") in ("eq", "gt", "ne") and len(memories) == 1 and memories[0] in self.counts and args[1] == 0:
+            self.found[memory_of(out)] = out, name.strip("_") != "eq"
         if name in self.QUESTIONS:
             if depends and all(memory in self.finite for memory in memories):
                 depends, self.asks_finite = set(), True
