@@ -52,15 +52,19 @@ uint64_t WholeRun::rounded(uint64_t symbol, DType dtype) {
 }
 
 // Returns whether a Slice keeps, of a row of all elements of a value and the padding of its runs,
-// the elements.
+// the elements. Padding is shorter than the number of runs, and than the value: a row in which
+// elements are repeated, whose symbol is the value's as well, is twice as long.
 bool WholeRun::ends_runs(const Use& use) const {
   const Shape &from = use.inputs[0].type->shape, &to = use.outputs[0].shape;
   const std::vector<int64_t> starts = use.attrs.integers("starts");
   const bool is_begin = from.size() == 2 && from[0] == 1 && to[0] == 1 && to[1] < from[1] &&
                         starts == std::vector<int64_t>{0, 0};
-  if (!is_begin || !values_.whole_shapes) return false;
+  if (!is_begin || !values_.whole_shapes || from[1] >= 2 * to[1]) return false;
   const auto known = values_.whole_shapes->made.find(use.inputs[0].symbol);
-  return known != values_.whole_shapes->made.end() &&
+  return std::ranges::any_of(
+             values_.parts,
+             [&](int64_t runs) { return from[1] % runs == 0 && from[1] - to[1] < runs; }) &&
+         known != values_.whole_shapes->made.end() &&
          std::ranges::any_of(known->second,
                              [&](const Shape& shape) { return num_elements(shape) == to[1]; });
 }

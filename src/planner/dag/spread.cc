@@ -100,10 +100,14 @@ class Spread {
   }
 
   // Returns the computation that reads what an exchange gathers; nothing: ranks cannot share it, as
-  // it reads other values, communicates, or makes states.
+  // it reads other values, communicates, makes states, or is hardly more than the padding of its
+  // runs.
   std::optional<WholeWork> work_of(size_t from) const {
     const Part& gather = dag_.exchanges[from];
-    if (!gathers(gather)) return std::nullopt;
+    if (!gathers(gather) ||
+        2 * num_elements(gather.whole.shape) <=
+            ranks_of(gather) * num_elements(graph_.value(gather.value).type.shape))
+      return std::nullopt;
     WholeWork work{.from = from, .nodes = read_by(gather.param)};
     std::map<ValueId, size_t> numbers{{gather.param, 0}};
     for (const NodeId id : work.nodes) {
