@@ -1,8 +1,10 @@
 // The directive `local_steps`: what goes with it, and where the ops of each site are placed.
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
+#include "loads.h"
 #include "match.h"
 #include "piper/ir/ops.h"
 #include "piper/ir/optimizers.h"
@@ -294,22 +296,50 @@ class SiteMaker {
         human_bytes(bytes));
   }
 
-  // Finds the ops that read the parameters. Where places depend on the microbatch, several devices
-  // have a copy, so there are ops of a microbatch for each of these.
+  // Finds the ops that read the parameters. Where places depend on the microbatch or the part,
+  // several devices have a copy, so there are ops for each of these.
   Status find_readers() {
     readers_ = made_.forward;
     tags_ = region_tags_;
+    for (const Split& split : strategy_.splits)
+      if (is_placed(strategy_, split)) {
+        std::vector<int32_t> parts(static_cast<size_t>(split.into));
+        std::iota(parts.begin(), parts.end(), 0);
+        tell_apart(split.as, parts, readers_in_parts(split));
+      }
     const auto place = std::ranges::find_if(strategy_.places, is_by_microbatch);
     if (place == strategy_.places.end()) return ok_status();
     PIPER_ASSIGN(const std::vector<int32_t> micros, micros_apart());
-    tags_.push_back(place->micro);
-    const int tag = readers_.add_tag(place->micro);
-    const size_t count = readers_.nodes.size();
-    for (const int32_t micro : micros)
-      for (size_t n = 0; n < count; ++n) {
+    tell_apart(place->micro, micros, std::vector(readers_.nodes.size(), true));
+    return ok_status();
+  }
+
+  // Returns by op whether it is in parts, or casts a parameter for ops that all are.
+  std::vector<bool> readers_in_parts(const Split& split) const {
+    const std::vector<bool> in_parts = ops_in_parts(readers_, split);
+    const auto all_readers = readers(readers_);
+    std::vector<bool> found = in_parts;
+    for (size_t n = 0; n < found.size(); ++n) {
+      const Node& node = readers_.nodes[n];
+      if (node.op != "Cast" || readers_.value(node.inputs[0]).kind != ValueKind::kState) continue;
+      const auto& by = all_readers[node.outputs[0].index()];
+      found[n] =
+          !by.empty() && std::ranges::all_of(by, [&](NodeId id) { return in_parts[id.index()]; });
+    }
+    return found;
+  }
+
+  // Lets each of these ops be there once for each of these values of a tag.
+  void tell_apart(const std::string& name, const std::vector<int32_t>& numbers,
+                  const std::vector<bool>& ops) {
+    if (std::ranges::count(tags_, name) == 0) tags_.push_back(name);
+    const int tag = readers_.add_tag(name);
+    for (const int32_t number : numbers)
+      for (size_t n = 0; n < ops.size(); ++n) {
+        if (!ops[n]) continue;
         Node node = readers_.nodes[n];
-        readers_.set_tag(node, tag, micro);
-        if (micro == micros.front()) {
+        readers_.set_tag(node, tag, number);
+        if (number == numbers.front()) {
           readers_.nodes[n] = std::move(node);
           continue;
         }
@@ -318,7 +348,6 @@ class SiteMaker {
         node.outputs.clear();
         readers_.add_node(std::move(node), types);
       }
-    return ok_status();
   }
 
   // Returns the first of all microbatches that `place` puts alike.
