@@ -486,12 +486,8 @@ std::map<std::string, Part> runs_of(const Dag& step) {
 // stream.
 std::vector<Offload> offloads_of_outer(const Dag& step, bool beside, Dag& outer) {
   const auto stream = [&](int32_t of_step) {
-    const std::string& name =
-        beside ? std::string(kBesideStream) : step.streams[static_cast<size_t>(of_step)].name;
-    const auto known = std::ranges::find(outer.streams, name, &TaskStream::name);
-    if (known == outer.streams.end()) outer.streams.push_back({name});
-    return static_cast<int32_t>(std::ranges::find(outer.streams, name, &TaskStream::name) -
-                                outer.streams.begin());
+    return stream_of(outer, beside ? std::string(kBesideStream)
+                                   : step.streams[static_cast<size_t>(of_step)].name);
   };
   std::vector<Offload> offloads;
   for (Offload one : step.offloads) {
