@@ -134,8 +134,8 @@ class LayoutCheck : public BufferWalk<Lies> {
   Integers integers_;
   std::map<int32_t, int64_t> stretches_;  // see stretches_of()
   EqualPrograms equal_;
-  // By program, and whether samples are known to differ: layouts of arguments that were met, and
-  // the layouts of all values with these.
+  // Keeps, by program and whether samples are known to differ, the layouts of arguments that were
+  // met, and those of all values with these.
   std::map<std::pair<const Program*, bool>, std::deque<std::pair<std::vector<Lies>, LiesAfter>>>
       known_;
   std::vector<std::vector<const LiesAfter*>> after_;  // by cell and instruction
