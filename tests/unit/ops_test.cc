@@ -249,7 +249,7 @@ const std::map<std::string, std::string> kComparesNames = {
     {"dag/direction.cc", "the norm of all gradients is made of no single one"},
     {"directives/parts.cc", "a cast of a parameter is the parameter's, wherever it is read"},
     {"directives/precision.cc", "adds Casts, and leaves out those of the model"},
-    {"directives/recompute.cc", "a cast of a parameter is free"},
+    {"directives/recompute.cc", "a Reshape makes no bytes"},
     {"bundle/flops.cc", "counts products and attention without what they are added to"},
     {"directives/rounded_gathers.cc", "adds Casts, and knows those of the model"},
     {"directives/shard.cc", "attention is chosen by name"},

@@ -321,7 +321,7 @@ class SiteMaker {
     std::vector<bool> found = in_parts;
     for (size_t n = 0; n < found.size(); ++n) {
       const Node& node = readers_.nodes[n];
-      if (node.op != "Cast" || readers_.value(node.inputs[0]).kind != ValueKind::kState) continue;
+      if (!casts_state(readers_, node)) continue;
       const auto& by = all_readers[node.outputs[0].index()];
       found[n] =
           !by.empty() && std::ranges::all_of(by, [&](NodeId id) { return in_parts[id.index()]; });
@@ -450,7 +450,7 @@ class SiteMaker {
   Graph readers_;                  // of parameters: of all sites, and of a microbatch for each copy
   std::vector<std::string> tags_;  // that tell their regions apart
   bool overlaps_ = false;          // steps of the sites do
-  size_t counters_ = 0;  // of outer steps
+  size_t counters_ = 0;            // of outer steps
 };
 
 }  // namespace

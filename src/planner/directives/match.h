@@ -21,6 +21,9 @@ bool is_of_rest(const Entry& one) {
 // By node: no parameter reaches it and it is no matrix product. It is cheaper to repeat than to
 // send, so that it goes where it is read (clone.cc).
 std::vector<bool> data_ops(const Graph& graph);
+// Returns whether a node casts a parameter or another state: the copy is that one's, wherever it is
+// read (parts.cc).
+bool casts_state(const Graph& graph, const Node& node);
 // Returns whether a node is an op of this name, or stands for several of which one is.
 bool stands_for(const Graph& graph, const Node& node, std::string_view op);
 // Returns the latest region of the producers of a node's inputs that carry the tag; kNoTag if none

@@ -46,8 +46,7 @@ class PartFinder {
   // So are ops that put trained parts together.
   bool is_of_state(const Node& node) const {
     const int joined = graph_.tag_index(kJoinedParts);
-    return (node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState) ||
-           (joined >= 0 && graph_.tag(node, joined) != kNoTag);
+    return casts_state(graph_, node) || (joined >= 0 && graph_.tag(node, joined) != kNoTag);
   }
 
   // Finds what brings gradients to parts that are trained by themselves.
@@ -362,6 +361,10 @@ bool joins_layers(const Graph& graph, const Split& split) {
 }
 
 }  // namespace
+
+bool casts_state(const Graph& graph, const Node& node) {
+  return node.op == "Cast" && graph.value(node.inputs[0]).kind == ValueKind::kState;
+}
 
 Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& out) {
   int32_t first = 0;

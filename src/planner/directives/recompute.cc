@@ -459,10 +459,7 @@ class Recomputer {
   }
   // Returns whether the op's results are bytes that exist anyway: keeping its input is as good for
   // all variants.
-  bool is_free(const Node& node) const {
-    return node.op == "Reshape" ||
-           (node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState);
-  }
+  bool is_free(const Node& node) const { return node.op == "Reshape" || casts_state(graph_, node); }
   // Says what each copy is of, and which variants make it.
   void describe_copies(Variants& out) const {
     for (size_t i = 0; i < count_; ++i) {
