@@ -31,8 +31,7 @@ F16 to_f16(float value) {
 }
 
 void fill_elements(std::byte* to, DType dtype, int64_t count, double value) {
-  for_dtype(dtype, [&](auto zero) {
-    using T = decltype(zero);
+  for_dtype(dtype, [&]<class T>(T) {
     std::fill_n(reinterpret_cast<T*>(to), count, convert<T>(value));
   });
 }

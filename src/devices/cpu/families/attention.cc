@@ -150,8 +150,7 @@ Result<KernelPtr> make_attention(const Use& use) {
   const Firsts firsts = firsts_of(use, 3);
   const size_t outputs = use.inputs.size();
   const bool masked = form.masks || form.adds;
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     const auto forward = attention_fns<T>().forward;
     return make_units_kernel(
         InPlace::kNo, form.batch * form.heads, work_of(form),
@@ -174,8 +173,7 @@ Result<KernelPtr> make_attention_grad(const Use& use) {
   place_gradients(use, columns, form);
   const size_t o = use.inputs.size();
   const bool masked = form.masks || form.adds;
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     const auto backward = attention_fns<T>().backward;
     // The heads add to one gradient of the mask: one thread does them all.
     const int64_t units = form.batch * form.kv_heads;
@@ -202,8 +200,7 @@ Result<KernelPtr> make_attention_merge(const Use& use) {
   const AttentionStrides strides = strides_of(y, tokens_first != 0);
   const auto parts = static_cast<double>(use.attrs.integer("parts", 1));
   const double hidden = use.attrs.real("hidden_score", -std::numeric_limits<double>::infinity());
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     constexpr T kNone = std::numeric_limits<T>::max();
     return make_units_kernel(
         InPlace::kYes, y[0] * heads, static_cast<double>(tokens * (width + 50)),

@@ -67,9 +67,8 @@ Result<KernelPtr> make_concat(const Use& use) {
 Result<KernelPtr> make_pad(const Use& use) {
   const std::vector<int64_t> before = use.attrs.integers("before");
   const double value = use.attrs.real("value", 0);
-  return for_dtype(use.type(), [&](auto zero) -> Result<KernelPtr> {
-    return pad_kernel(use, before, convert<decltype(zero)>(value));
-  });
+  return for_dtype(use.type(),
+                   [&]<class T>(T) { return pad_kernel(use, before, convert<T>(value)); });
 }
 
 Result<KernelPtr> make_fill(const Use& use) {
@@ -86,8 +85,7 @@ Result<KernelPtr> make_trilu(const Use& use) {
   const Shape& shape = use.out();
   const int64_t n = shape.back(), rows = shape[shape.size() - 2];
   const int64_t planes = extent(shape, 0, shape.size() - 2);
-  return for_sizes(use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_sizes(use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kYes, [=](Pointers p, std::byte*) {
       const T* in = input<T>(p, 0);
       T* out = output<T>(p, 1);

@@ -59,9 +59,8 @@ Result<KernelPtr> make_gather(const Use& use) {
   const int64_t outer = extent(data, 0, axis), inner = extent(data, axis + 1, data.size());
   const Part part = part_of(use, 2, data[axis]);
   return for_indices(use.inputs[1].dtype, [&](auto index) {
-    return for_dtype(use.type(), [&](auto zero) -> Result<KernelPtr> {
-      return gather_kernel<decltype(zero), decltype(index)>(outer, part, inner,
-                                                            num_elements(indices));
+    return for_dtype(use.type(), [&]<class T>(T) {
+      return gather_kernel<T, decltype(index)>(outer, part, inner, num_elements(indices));
     });
   });
 }
@@ -72,9 +71,8 @@ Result<KernelPtr> make_gather_grad(const Use& use) {
   const int64_t outer = extent(data, 0, axis), inner = extent(data, axis + 1, data.size());
   const Part part = part_of(use, 2, data[axis]);
   return for_indices(use.inputs[1].dtype, [&](auto index) {
-    return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-      return gather_grad_kernel<decltype(zero), decltype(index)>(outer, part, inner,
-                                                                 num_elements(indices));
+    return for_floats(use, use.type(), [&]<class T>(T) {
+      return gather_grad_kernel<T, decltype(index)>(outer, part, inner, num_elements(indices));
     });
   });
 }
@@ -89,8 +87,7 @@ Result<KernelPtr> make_gather_nd(const Use& use) {
   const int64_t batches = extent(data, 0, b), per_batch = extent(indices, b, indices.size() - 1);
   const int64_t inner = extent(data, b + depth, data.size()), plane = num_elements(dims) * inner;
   return for_indices(use.inputs[1].dtype, [&](auto index_zero) {
-    return for_dtype(use.type(), [&](auto zero) -> Result<KernelPtr> {
-      using T = decltype(zero);
+    return for_dtype(use.type(), [&]<class T>(T) {
       using I = decltype(index_zero);
       return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
         const I* index = input<I>(p, 1);

@@ -151,8 +151,7 @@ struct GroupedGradient {
 template <template <class, class> class Kernel>
 Result<KernelPtr> make_grouped(const Use& use, const Grouped& g, int64_t units, double work) {
   return for_indices(use.inputs[1].dtype, [&](auto index) {
-    return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-      using T = decltype(zero);
+    return for_floats(use, use.type(), [&]<class T>(T) {
       Kernel<T, decltype(index)> kernel{g};
       const auto bytes = kernel.scratch() * static_cast<int64_t>(sizeof(T));
       return make_units_kernel(InPlace::kNo, units, work, std::move(kernel), bytes);

@@ -72,8 +72,7 @@ class Logits {
 Result<KernelPtr> make_cross_entropy_sum(const Use& use) {
   const LabelRows rows = rows_of(use);
   const DType dtype = statistics_of(use);
-  return for_floats(use, dtype, [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, dtype, [&]<class T>(T) {
     const Logits<T> logits(use.type(), rows.classes);
     const auto run = [rows, logits, fns = norm_fns<T>()](Pointers p, std::byte* scratch) {
       const auto* labels = input<int64_t>(p, 1);
@@ -97,8 +96,7 @@ Result<KernelPtr> make_cross_entropy_terms(const Use& use) {
   const LabelRows rows = rows_of(use);
   const Part part = part_of(use, 3, rows.classes);
   const DType dtype = statistics_of(use);
-  return for_floats(use, dtype, [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, dtype, [&]<class T>(T) {
     const Logits<T> logits(use.type(), rows.classes);
     const auto run = [rows, part, logits, fns = norm_fns<T>()](Pointers p, std::byte* scratch) {
       const auto* labels = input<int64_t>(p, 1);
@@ -129,8 +127,7 @@ Result<KernelPtr> make_cross_entropy_terms(const Use& use) {
 Result<KernelPtr> make_cross_entropy_of_terms(const Use& use) {
   const int64_t ignore = use.attrs.integer("ignore_index", -100);
   const int64_t count = num_elements(use.in(0));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
       const T *above = input<T>(p, 0), *chosen = input<T>(p, 1);
       const auto* labels = input<int64_t>(p, 2);
@@ -150,8 +147,7 @@ Result<KernelPtr> make_cross_entropy_grad(const Use& use) {
   const Part part = part_of(use, 5, rows.classes);
   const bool topped = use.inputs.size() > 4 && use.present[4];
   const DType dtype = statistics_of(use);
-  return for_floats(use, dtype, [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, dtype, [&]<class T>(T) {
     const Logits<T> logits(use.type(), rows.classes);
     const auto run = [rows, part, topped, logits, fns = norm_fns<T>()](Pointers p,
                                                                        std::byte* scratch) {

@@ -127,9 +127,7 @@ KernelPtr matmul_kernel(const Plan& plan) {
 }
 
 Result<KernelPtr> make_matmul(const Use& use) {
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    return matmul_kernel<decltype(zero)>(plan_of(use));
-  });
+  return for_floats(use, use.type(), [&]<class T>(T) { return matmul_kernel<T>(plan_of(use)); });
 }
 
 // Returns the right operand of products whose attribute `packed_b` is set.
@@ -139,8 +137,7 @@ Result<KernelPtr> make_pack(const Use& use) {
   Gemm g;
   g.trans_b = trans_b != 0;
   g.k = b[g.trans_b ? 1 : 0], g.n = b[g.trans_b ? 0 : 1];
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     const int64_t units = (g.n + kGemmColumnStep - 1) / kGemmColumnStep;
     const auto pack = [g, pack = gemm_pack_fn<T>()](Pointers p, std::byte*, int64_t begin,
                                                     int64_t end) {

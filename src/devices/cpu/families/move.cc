@@ -63,8 +63,8 @@ KernelPtr strided_kernel(const Shape& shape, std::vector<int64_t> steps, int64_t
 }
 
 Result<KernelPtr> strided(const Use& use, std::vector<int64_t> steps, int64_t first) {
-  return for_sizes(use.type(), [&](auto zero) -> Result<KernelPtr> {
-    return strided_kernel<decltype(zero)>(use.out(), std::move(steps), first);
+  return for_sizes(use.type(), [&]<class T>(T) {
+    return strided_kernel<T>(use.out(), std::move(steps), first);
   });
 }
 

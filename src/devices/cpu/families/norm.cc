@@ -27,8 +27,7 @@ Result<KernelPtr> make_layer_norm(const Use& use) {
   const Rows rows = rows_of(use, use.in(0));
   const bool bias = use.inputs.size() == 3 && use.present[2];
   const size_t first = use.inputs.size();
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     const auto norm = [=, run = norm_fns<T>().layer_norm, size = rows.size](
                           Pointers p, std::byte*, int64_t begin, int64_t end) {
       const auto statistic = [&](size_t i) { return p[i] ? output<T>(p, i) + begin : nullptr; };
@@ -43,8 +42,7 @@ Result<KernelPtr> make_layer_norm(const Use& use) {
 Result<KernelPtr> make_layer_norm_grad_x(const Use& use) {
   const Then then = read_then(use);
   const Rows rows = rows_of(use, use.in(1));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     const auto gradient = [run = norm_fns<T>().layer_norm_grad_x, size = rows.size, then](
                               Pointers p, std::byte*, int64_t begin, int64_t end) {
       const int64_t at = begin * size;
@@ -59,8 +57,7 @@ Result<KernelPtr> make_layer_norm_grad_x(const Use& use) {
 
 Result<KernelPtr> make_layer_norm_grad_params(const Use& use) {
   const Rows rows = rows_of(use, use.in(1));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kNo,
                        [run = norm_fns<T>().layer_norm_grad_params, count = rows.count,
                         size = rows.size](Pointers p, std::byte*) {
@@ -73,8 +70,7 @@ Result<KernelPtr> make_layer_norm_grad_params(const Use& use) {
 Result<KernelPtr> make_rms_norm(const Use& use) {
   const double epsilon = use.attrs.real("epsilon", 1e-5);
   const Rows rows = rows_of(use, use.in(0));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     const auto norm = [=, run = norm_fns<T>().rms_norm, size = rows.size](
                           Pointers p, std::byte*, int64_t begin, int64_t end) {
       const int64_t at = begin * size;
@@ -88,8 +84,7 @@ Result<KernelPtr> make_rms_norm(const Use& use) {
 Result<KernelPtr> make_rms_norm_grad_x(const Use& use) {
   const Then then = read_then(use);
   const Rows rows = rows_of(use, use.in(1));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     const auto gradient = [run = norm_fns<T>().rms_norm_grad_x, size = rows.size, then](
                               Pointers p, std::byte*, int64_t begin, int64_t end) {
       const int64_t at = begin * size;
@@ -104,8 +99,7 @@ Result<KernelPtr> make_rms_norm_grad_x(const Use& use) {
 
 Result<KernelPtr> make_rms_norm_grad_scale(const Use& use) {
   const Rows rows = rows_of(use, use.in(1));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kNo,
                        [run = norm_fns<T>().layer_norm_grad_params, count = rows.count,
                         size = rows.size](Pointers p, std::byte*) {
@@ -123,8 +117,7 @@ GroupShape groups_of(const Use& use, const Shape& x) {
 Result<KernelPtr> make_group_norm(const Use& use) {
   const double epsilon = use.attrs.real("epsilon", 1e-5);
   const GroupShape shape = groups_of(use, use.in(0));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kYes, [=, run = norm_fns<T>().group_norm](Pointers p, std::byte*) {
       run(shape, input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), output<T>(p, 3), output<T>(p, 4),
           output<T>(p, 5), epsilon);
@@ -134,8 +127,7 @@ Result<KernelPtr> make_group_norm(const Use& use) {
 
 Result<KernelPtr> make_group_norm_grad_x(const Use& use) {
   const GroupShape shape = groups_of(use, use.in(1));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kYes,
                        [run = norm_fns<T>().group_norm_grad_x, shape](Pointers p, std::byte*) {
                          run(shape, input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3),
@@ -146,8 +138,7 @@ Result<KernelPtr> make_group_norm_grad_x(const Use& use) {
 
 Result<KernelPtr> make_group_norm_grad_params(const Use& use) {
   const GroupShape shape = groups_of(use, use.in(1));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kNo,
                        [run = norm_fns<T>().group_norm_grad_params, shape](Pointers p, std::byte*) {
                          run(shape, input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3),

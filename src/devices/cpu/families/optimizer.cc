@@ -21,8 +21,7 @@ Result<KernelPtr> make_sum_squares(const Use& use) {
   const int64_t count = num_elements(use.in(0));
   const int64_t parts = std::max<int64_t>(use.attrs.integer("parts"), 1),
                 run = (count + parts - 1) / parts;
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kNo, [=, sum = sum_fns<T>().sum_squares](Pointers p, std::byte*) {
       double total = 0;
       for (int64_t first = 0; first < count; first += run)
@@ -114,8 +113,7 @@ Result<KernelPtr> update(const Use& use, size_t at) {
   const auto states = static_cast<size_t>(rule.states);
   const bool averages = use.attrs.find("ema") != nullptr;
   const double decay = use.attrs.real("ema");
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     const auto run = [=, fn = update_fn<T>(at), average = average_fn<T>()](
                          Pointers p, std::byte*, int64_t begin, int64_t end) {
       const int64_t first = begin * kUpdateUnit;

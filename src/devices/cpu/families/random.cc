@@ -175,8 +175,8 @@ Result<KernelPtr> make_random(const Use& use) {
   const std::string kind = use.attrs.text("distribution", "uniform");
   const double shift = use.attrs.real("shift", 0);
   const double scale = use.attrs.real("scale", 1);
-  return for_any_float(use.outputs[0].dtype, [&](auto zero) -> Result<KernelPtr> {
-    return random_kernel<decltype(zero)>(draw, use.inputs.size(), kind == "normal", shift, scale);
+  return for_any_float(use.outputs[0].dtype, [&]<class T>(T) {
+    return random_kernel<T>(draw, use.inputs.size(), kind == "normal", shift, scale);
   });
 }
 
@@ -186,8 +186,8 @@ Result<KernelPtr> make_dropout(const Use& use) {
   // An element is kept where its uniform number is at least the ratio.
   const auto threshold = static_cast<uint32_t>(std::ceil(ratio * (1 << 24)));
   const double scale = ratio < 1 ? 1 / (1 - ratio) : 0;
-  return for_any_float(use.outputs[0].dtype, [&](auto zero) -> Result<KernelPtr> {
-    return dropout_kernel<decltype(zero)>(draw, use.inputs.size(), threshold, scale);
+  return for_any_float(use.outputs[0].dtype, [&]<class T>(T) {
+    return dropout_kernel<T>(draw, use.inputs.size(), threshold, scale);
   });
 }
 

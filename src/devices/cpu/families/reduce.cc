@@ -175,8 +175,7 @@ Result<KernelPtr> make_reduce(const Use& use) {
   Loop loop = make_loop(use.in(0), {strides_of(use.in(0)), std::move(steps)});
   if (loop.inner == 1) loop.inner_steps = {1, 1};  // one element either way
   const int64_t count = num_elements(use.out());
-  return for_numbers(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_numbers(use, use.type(), [&]<class T>(T) -> Result<KernelPtr> {
     if (use.op == "ReduceSum") return reduce_kernel<T, SumOf<T>>(std::move(loop), count);
     if (use.op == "ReduceMax") return reduce_kernel<T, ExtremeOf<T, true>>(std::move(loop), count);
     if (use.op == "ReduceMin") return reduce_kernel<T, ExtremeOf<T, false>>(std::move(loop), count);
@@ -189,8 +188,7 @@ Result<KernelPtr> make_reduce(const Use& use) {
 Result<KernelPtr> make_reduce_extreme_grad(const Use& use) {
   const bool first = use.attrs.integer("first", 0) != 0;
   const ByResult loop(use.out(), use.in(0));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
       const T *dy = input<T>(p, 0), *x = input<T>(p, 1), *y = input<T>(p, 2);
       T* const dx = output<T>(p, 3);
@@ -223,8 +221,7 @@ Result<KernelPtr> make_reduce_extreme_grad(const Use& use) {
 // zero.
 Result<KernelPtr> make_reduce_prod_grad(const Use& use) {
   const ByResult loop(use.out(), use.in(0));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
       const T *dy = input<T>(p, 0), *x = input<T>(p, 1);
       T* const dx = output<T>(p, 2);
@@ -258,8 +255,7 @@ Result<KernelPtr> make_cumsum(const Use& use) {
   const int64_t reverse = use.attrs.integer("reverse", 0);
   const int64_t outer = extent(shape, 0, axis), size = shape[axis];
   const int64_t inner = extent(shape, axis + 1, shape.size());
-  return for_numbers(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_numbers(use, use.type(), [&]<class T>(T) {
     using Sum = std::conditional_t<kFloat<T>, double, T>;  // a chain as long as the dim
     return make_kernel(InPlace::kYes, [=](Pointers p, std::byte*) {
       for (int64_t run = 0; run < outer * inner; ++run) {

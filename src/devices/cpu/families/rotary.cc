@@ -14,8 +14,7 @@ Result<KernelPtr> make_rotary(const Use& use) {
   const Shape lead(x.begin(), x.end() - 1);
   auto steps = broadcast_strides(Shape(table.begin(), table.end() - 1), lead);
   const Loop rows = make_loop(lead, {strides_of(lead), steps});
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kYes, [=, run = norm_fns<T>().rotate](Pointers p, std::byte*) {
       rows.each_row([&](const int64_t* at) {
         for (int64_t i = 0; i < rows.inner; ++i) {

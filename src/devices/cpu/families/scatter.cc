@@ -120,8 +120,7 @@ Result<KernelPtr> for_combined(const Use& use, Combine how, F f) {
 Result<KernelPtr> make_gather_elements(const Use& use) {
   const Along a = along(use, use.in(0), use.in(1));
   return for_indices(use.inputs[1].dtype, [&](auto index) {
-    return for_dtype(use.type(), [&](auto zero) -> Result<KernelPtr> {
-      using T = decltype(zero);
+    return for_dtype(use.type(), [&]<class T>(T) {
       return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
         each_place(a, input<decltype(index)>(p, 1), [&](int64_t i, int64_t place) {
           output<T>(p, 2)[i] = place < 0 ? nothing<T>() : input<T>(p, 0)[place];
@@ -135,8 +134,7 @@ Result<KernelPtr> make_gather_elements_grad(const Use& use) {
   const Along a = along(use, use.out(), use.in(1));
   const int64_t count = num_elements(use.out());
   return for_indices(use.inputs[1].dtype, [&](auto index) {
-    return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-      using T = decltype(zero);
+    return for_floats(use, use.type(), [&]<class T>(T) {
       return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
         std::fill_n(output<T>(p, 2), count, T{0});
         each_place(a, input<decltype(index)>(p, 1), [&](int64_t i, int64_t place) {
@@ -152,8 +150,7 @@ Result<KernelPtr> make_scatter_elements(const Use& use) {
   const Combine how = combine_of(use);
   const int64_t count = num_elements(use.out());
   return for_indices(use.inputs[1].dtype, [&](auto index) {
-    return for_combined(use, how, [&](auto zero) -> Result<KernelPtr> {
-      using T = decltype(zero);
+    return for_combined(use, how, [&]<class T>(T) {
       return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
         copy_input<T>(p, 3, count);
         T* out = output<T>(p, 3);
@@ -170,8 +167,7 @@ Result<KernelPtr> make_gather_nd_grad(const Use& use) {
   const Slices s = slices_of(use.out(), use.in(1), batch_dims);
   const int64_t count = num_elements(use.out());
   return for_indices(use.inputs[1].dtype, [&](auto index) {
-    return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-      using T = decltype(zero);
+    return for_floats(use, use.type(), [&]<class T>(T) {
       return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
         T* out = output<T>(p, 2);
         std::fill_n(out, count, T{0});
@@ -189,8 +185,7 @@ Result<KernelPtr> make_scatter_nd(const Use& use) {
   const Combine how = combine_of(use);
   const int64_t count = num_elements(use.out());
   return for_indices(use.inputs[1].dtype, [&](auto index) {
-    return for_combined(use, how, [&](auto zero) -> Result<KernelPtr> {
-      using T = decltype(zero);
+    return for_combined(use, how, [&]<class T>(T) {
       return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
         copy_input<T>(p, 3, count);
         T* out = output<T>(p, 3);

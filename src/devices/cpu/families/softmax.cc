@@ -51,8 +51,7 @@ KernelPtr row_kernel(const Axis& axis, Rows rows) {
 
 Result<KernelPtr> make_softmax(const Use& use) {
   const Axis axis = axis_of(use);
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     const NormFns<T> fns = norm_fns<T>();
     const auto rows = use.op == "Softmax" ? fns.softmax : fns.log_softmax;
     return row_kernel<T, 1>(axis, [rows](const T* const* in, T* out, int64_t count, int64_t n) {
@@ -63,8 +62,7 @@ Result<KernelPtr> make_softmax(const Use& use) {
 
 Result<KernelPtr> make_softmax_grad(const Use& use) {
   const Axis axis = axis_of(use);
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     const NormFns<T> fns = norm_fns<T>();
     const auto rows = use.op == "SoftmaxGrad" ? fns.softmax_grad : fns.log_softmax_grad;
     return row_kernel<T, 2>(axis, [rows](const T* const* in, T* out, int64_t count, int64_t n) {

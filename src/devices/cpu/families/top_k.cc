@@ -54,8 +54,8 @@ Result<KernelPtr> make_top_k(const Use& use) {
   const int64_t k = use.attrs.integer("k", 0);
   const int64_t largest = use.attrs.integer("largest", 1);
   const int64_t outer = extent(shape, 0, axis), inner = extent(shape, axis + 1, shape.size());
-  return for_numbers(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    return top_k_kernel<decltype(zero)>(outer, shape[axis], inner, k, largest != 0);
+  return for_numbers(use, use.type(), [&]<class T>(T) {
+    return top_k_kernel<T>(outer, shape[axis], inner, k, largest != 0);
   });
 }
 

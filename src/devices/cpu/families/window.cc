@@ -32,8 +32,7 @@ Walk walk_of(const Use& use, const Shape& image, const Shape& windows) {
 
 Result<KernelPtr> make_unfold(const Use& use) {
   const Walk walk = walk_of(use, use.in(0), use.out());
-  return for_sizes(use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_sizes(use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
       const int64_t to_step = walk.loop.inner_steps[0], from_step = walk.loop.inner_steps[1];
       walk.loop.each_row([&](const int64_t* at) {
@@ -47,8 +46,7 @@ Result<KernelPtr> make_unfold(const Use& use) {
 
 Result<KernelPtr> make_fold(const Use& use) {
   const Walk walk = walk_of(use, use.out(), use.in(0));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
+  return for_floats(use, use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
       std::fill_n(output<T>(p, 1), walk.image, T{0});
       const int64_t from_step = walk.loop.inner_steps[0], to_step = walk.loop.inner_steps[1];
