@@ -38,11 +38,6 @@ class RowAligner {
     std::optional<FusedProgram> joined;  // if it may have to do with such a matrix
   };
 
-  template <class Visit>
-  void for_each_instruction(Visit visit) const {
-    for (const auto* section : role_.sections())
-      for (const Instruction& each : *section) visit(each);
-  }
   int32_t tensor_of(int32_t buffer) const { return role_.buffers[at(buffer)].tensor; }
 
   // Proposes the 16-bit matrices that only programs use.
@@ -56,26 +51,22 @@ class RowAligner {
     }
     for (const auto* reports : {&role_.reports, &role_.evaluation_reports})
       for (const Report& report : *reports) may_[at(tensor_of(report.buffer))] = false;
-    for_each_instruction([&](const Instruction& each) {
-      if (each.kind == InstructionKind::kCompute) return;
-      for (const int32_t arg : each.args) may_[at(tensor_of(arg))] = false;
-    });
+    for (const auto* section : role_.sections())
+      for (const Instruction& each : *section)
+        for (const int32_t arg : each.args)
+          if (each.kind != InstructionKind::kCompute) may_[at(tensor_of(arg))] = false;
   }
 
   void find_uses() {
-    for_each_instruction([&](const Instruction& each) {
-      if (each.kind != InstructionKind::kCompute) return;
-      Tensors tensors;
-      bool may = false;
-      for (const int32_t arg : each.args) {
-        tensors.push_back(tensor_of(arg));
-        may = may || may_[at(tensors.back())];
+    for (const auto* section : role_.sections())
+      for (const Instruction& each : *section) {
+        if (each.kind != InstructionKind::kCompute) continue;
+        Tensors tensors;
+        for (const int32_t arg : each.args) tensors.push_back(tensor_of(arg));
+        if (std::ranges::none_of(tensors, [&](int32_t t) { return may_[at(t)]; })) continue;
+        Uses& uses = uses_[at(each.program)];
+        if (!std::ranges::count(uses.bound, tensors)) uses.bound.push_back(std::move(tensors));
       }
-      if (!may) return;
-      Uses& uses = uses_[at(each.program)];
-      if (std::find(uses.bound.begin(), uses.bound.end(), tensors) == uses.bound.end())
-        uses.bound.push_back(std::move(tensors));
-    });
     for (size_t p = 0; p < uses_.size(); ++p)
       if (!uses_[p].bound.empty()) uses_[p].joined = joined_for_cuda(role_.programs[p]);
   }

@@ -9,17 +9,11 @@
 namespace piper {
 namespace {
 
-template <class Visit>
-void for_each_instruction(const RoleProgram& role, Visit visit) {
-  for (const auto* list : role.sections())
-    for (const Instruction& one : *list) visit(one);
-}
-
 Status check_uses(const RoleProgram& role) {
   std::vector<bool> used(role.buffers.size());
-  for_each_instruction(role, [&](const Instruction& one) {
-    for (int32_t arg : one.args) used[arg] = true;
-  });
+  for (const auto* section : role.sections())
+    for (const Instruction& one : *section)
+      for (const int32_t arg : one.args) used[arg] = true;
   for (const auto* reports : {&role.reports, &role.evaluation_reports})
     for (const Report& report : *reports) used[report.buffer] = true;
   for (size_t b = 0; b < used.size(); ++b)

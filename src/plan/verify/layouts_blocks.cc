@@ -8,20 +8,14 @@ namespace piper {
 
 namespace {
 
-template <class Visit>
-void for_each_instruction(const RoleProgram& role, const Visit& visit) {
-  for (const auto* list : role.sections())
-    for (const Instruction& one : *list) visit(one);
-}
 // Marks the runs that are cut from parameters, and the runs of these.
 std::vector<bool> runs_of_parameters(const RoleProgram& role) {
   std::vector<bool> marked(role.buffers.size());
-  for_each_instruction(role, [&](const Instruction& one) {
-    if (one.kind != InstructionKind::kOwnPart) return;
-    for (size_t a = 0; a + 1 < one.args.size(); a += 2)
-      marked[one.args[a + 1]] =
-          marked[one.args[a + 1]] || marked[one.args[a]] || !role.tensor(one.args[a]).param.empty();
-  });
+  for (const auto* section : role.sections())
+    for (const Instruction& one : *section)
+      for (size_t a = 0; one.kind == InstructionKind::kOwnPart && a + 1 < one.args.size(); a += 2)
+        if (marked[one.args[a]] || !role.tensor(one.args[a]).param.empty())
+          marked[one.args[a + 1]] = true;
   return marked;
 }
 // Returns whether the instruction cuts a flat run from a value of the step that is no parameter,
@@ -69,12 +63,12 @@ uint32_t find_followed_axes(const PlanSet& set) {
         if (cut.axis >= 0) axes |= uint32_t{1} << cut.axis;
     const std::vector<bool> of_parameters = runs_of_parameters(role);
     std::vector<int32_t> uses(role.buffers.size());
-    for_each_instruction(role, [&](const Instruction& one) {
-      for (const int32_t arg : one.args) ++uses[arg];
-    });
-    for_each_instruction(role, [&](const Instruction& one) {
-      if (shows_cut(role, one, uses, of_parameters)) axes |= axes_of(role.groups[one.group]);
-    });
+    for (const auto* section : role.sections())
+      for (const Instruction& one : *section)
+        for (const int32_t arg : one.args) ++uses[arg];
+    for (const auto* section : role.sections())
+      for (const Instruction& one : *section)
+        if (shows_cut(role, one, uses, of_parameters)) axes |= axes_of(role.groups[one.group]);
   }
   for (size_t axis = 0; axis < set.roles[0].mesh.size(); ++axis)
     if (set.roles[0].mesh[axis].second == 1) axes &= ~(uint32_t{1} << axis);

@@ -40,13 +40,6 @@ std::vector<Message> find_messages(const std::vector<RoleProgram>& roles) {
   return messages;
 }
 
-template <class Visit>
-void for_each_instruction(std::vector<RoleProgram>& roles, Visit visit) {
-  for (RoleProgram& role : roles)
-    for (auto* section : role.sections())
-      for (Instruction& one : *section) visit(role, one);
-}
-
 }  // namespace
 
 void assign_communicators(std::vector<RoleProgram>& roles,
@@ -63,9 +56,10 @@ void assign_communicators(std::vector<RoleProgram>& roles,
   const auto key = [](const RoleProgram& role, const Instruction& one) {
     return std::pair(role.groups[at(one.group)].axes, one.stream);
   };
-  for_each_instruction(roles, [&](const RoleProgram& role, const Instruction& one) {
-    if (is_collective(one.kind)) groups[key(role, one)];
-  });
+  for (const RoleProgram& role : roles)
+    for (const auto* section : role.sections())
+      for (const Instruction& one : *section)
+        if (is_collective(one.kind)) groups[key(role, one)];
   for (auto& [group, communicator] : groups)
     communicator = add({.axes = group.first, .streams = {group.second}});
   std::map<int32_t, int32_t> by_number;  // of messages
@@ -87,11 +81,14 @@ void assign_communicators(std::vector<RoleProgram>& roles,
     fits->first = message.received;
     by_number[message.number] = fits->second;
   }
-  for_each_instruction(roles, [&](const RoleProgram& role, Instruction& one) {
-    if (!one.peer.empty()) one.communicator = by_number.at(one.communicator);
-    if (is_collective(one.kind)) one.communicator = groups.at(key(role, one));
-  });
-  for (RoleProgram& role : roles) role.communicators = all;
+  for (RoleProgram& role : roles) {
+    for (auto* section : role.sections())
+      for (Instruction& one : *section) {
+        if (!one.peer.empty()) one.communicator = by_number.at(one.communicator);
+        if (is_collective(one.kind)) one.communicator = groups.at(key(role, one));
+      }
+    role.communicators = all;
+  }
 }
 
 }  // namespace piper
