@@ -31,8 +31,8 @@ PIPER_FILL(NcclWindows, PIPER_NCCL_WINDOWS)
 std::string of_thousands(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
-std::string in_three(size_t version, size_t major, size_t minor) {
-  return fmt::format("{}.{}.{}", version / major, version % major / minor, version % minor);
+std::string in_three(size_t version) {
+  return fmt::format("{}.{}.{}", version / 10'000, version % 10'000 / 100, version % 100);
 }
 
 Result<std::string> version_of(const Driver& driver) {
@@ -50,15 +50,13 @@ Result<std::string> version_of(const Nvrtc& nvrtc) {
   return fmt::format("{}.{}", major, minor);
 }
 Result<std::string> version_of(const CublasLt& cublas) {
-  return in_three(cublas.cublasLtGetVersion(), 10000, 100);
+  return in_three(cublas.cublasLtGetVersion());
 }
-Result<std::string> version_of(const Cudnn& cudnn) {
-  return in_three(cudnn.cudnnGetVersion(), 10000, 100);
-}
+Result<std::string> version_of(const Cudnn& cudnn) { return in_three(cudnn.cudnnGetVersion()); }
 Result<std::string> version_of(const Nccl& nccl) {
   int version = 0;
   if (int code = nccl.ncclGetVersion(&version)) return fail("ncclGetVersion: error {}", code);
-  return in_three(static_cast<size_t>(version), 10000, 100);
+  return in_three(static_cast<size_t>(version));
 }
 
 // Fails if PIPER_CUDA_WITHOUT switches the functions of this table off.

@@ -16,8 +16,8 @@ Result<Val> times_number(RuleContext& c, const Val& x, double number) {
 }
 
 // A place on the bound has no gradient, as in PyTorch's grid_sample.
-Result<Val> kept_between(RuleContext& c, const Val& x, double low, double high) {
-  return bounded(c, x, c.number(low, x), c.number(high, x), Bound::kStops);
+Result<Val> kept_up_to(RuleContext& c, const Val& x, double high) {
+  return bounded(c, x, c.number(0, x), c.number(high, x), Bound::kStops);
 }
 
 enum class SamplePadding { kZeros, kBorder, kReflection };
@@ -52,7 +52,7 @@ Result<Val> kept_inside(RuleContext& c, const SampleMode& how, Val x, int64_t si
   if (how.padding == SamplePadding::kReflection) {
     PIPER_ASSIGN(x, reflected(c, x, size, how.align_corners));
   }
-  return kept_between(c, x, 0, static_cast<double>(size) - 1);
+  return kept_up_to(c, x, static_cast<double>(size) - 1);
 }
 
 // Describes a tap of one dim: where, how much it weighs (absent: 1), and where it is inside
@@ -68,7 +68,7 @@ Result<Tap> tap_at(RuleContext& c, const SampleMode& how, const Val& x, int64_t 
     PIPER_ASSIGN(const Val after, c.pointwise("GreaterOrEqual", {x, c.number(0, x)}));
     PIPER_ASSIGN(const Val before, c.pointwise("LessOrEqual", {x, c.number(last, x)}));
     PIPER_ASSIGN(tap.inside, c.pointwise("And", {after, before}));
-    PIPER_ASSIGN(tap.at, kept_between(c, x, 0, last));
+    PIPER_ASSIGN(tap.at, kept_up_to(c, x, last));
   }
   return tap;
 }
@@ -85,7 +85,7 @@ Result<std::vector<Tap>> linear_taps(RuleContext& c, const SampleMode& how, Val 
   // This is the place of the last element, after which the weight is 0.
   PIPER_ASSIGN(const Val safe, how.padding == SamplePadding::kZeros
                                    ? Result<Val>(high)
-                                   : kept_between(c, high, 0, static_cast<double>(size) - 1));
+                                   : kept_up_to(c, high, static_cast<double>(size) - 1));
   PIPER_ASSIGN(taps[1], tap_at(c, how, safe, size, second));
   return taps;
 }

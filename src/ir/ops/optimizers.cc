@@ -21,9 +21,7 @@ OptimizerSetting eps(double otherwise, std::string_view doc) {
   return {"eps", SettingForm::kAbove0, otherwise, doc};
 }
 // Strategies write both as the list `betas`, described once.
-OptimizerSetting beta1(double otherwise, std::string_view doc) {
-  return {"beta1", SettingForm::kBelow1, otherwise, doc};
-}
+OptimizerSetting beta1(std::string_view doc) { return {"beta1", SettingForm::kBelow1, 0.9, doc}; }
 OptimizerSetting beta2(double otherwise) { return {"beta2", SettingForm::kBelow1, otherwise, {}}; }
 
 constexpr std::string_view kRateDoc = "Learning rate. Default 1e-3.",
@@ -51,7 +49,7 @@ OptimizerDef adam() {
   return {.name = "adam",
           .doc = "Adam; weight decay is added to the gradient.",
           .op = "AdamW",
-          .settings = {rate(1e-3, kRateDoc), beta1(0.9, kBetasDoc), beta2(0.999),
+          .settings = {rate(1e-3, kRateDoc), beta1(kBetasDoc), beta2(0.999),
                        eps(1e-8, "Default 1e-8."), decay(0, kDefault0)},
           .states = {"exp_avg", "exp_avg_sq"},
           .fixed = {{"decoupled", int64_t{0}}}};
@@ -81,7 +79,7 @@ OptimizerDef onnx_adam() {
           .op = "OnnxAdam",
           .settings =
               {rate(1e-3, kRateDoc),
-               beta1(0.9, kBetasDoc),
+               beta1(kBetasDoc),
                beta2(0.999),
                eps(1e-6,
                    "Added to the root of the second moment before bias correction. Default 1e-6."),
@@ -95,7 +93,7 @@ OptimizerDef lion() {
           .doc = "Lion; steps by the sign of an average, decoupled weight decay.",
           .op = "Lion",
           .settings = {rate(1e-4, "Learning rate. Default 1e-4."),
-                       beta1(0.9, "Two decay rates. Default [0.9, 0.99]."), beta2(0.99),
+                       beta1("Two decay rates. Default [0.9, 0.99]."), beta2(0.99),
                        decay(0, kDefault0)},
           .states = {"exp_avg"}};
 }

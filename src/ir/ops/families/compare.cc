@@ -5,9 +5,9 @@
 namespace piper {
 namespace {
 
-TypesResult with_shape(const OpTypes& use, size_t first, DType dtype) {
+TypesResult with_shape(const OpTypes& use, DType dtype) {
   Shape shape = use.inputs[0].shape;
-  for (size_t i = first; i < use.inputs.size(); ++i) {
+  for (size_t i = 1; i < use.inputs.size(); ++i) {
     std::optional<Shape> wider = broadcast(shape, use.inputs[i].shape);
     if (!wider) return fail("the shapes of {} do not broadcast", operands(use));
     shape = *std::move(wider);
@@ -20,7 +20,7 @@ TypesResult equal_types(const OpTypes& use) {
   if (use.inputs[0].dtype != use.inputs[1].dtype) {
     return fail("the operands must be of one type, but are {}", operands(use));
   }
-  return with_shape(use, 1, DType::kBool);
+  return with_shape(use, DType::kBool);
 }
 
 TypesResult order_types(const OpTypes& use) {
@@ -28,7 +28,7 @@ TypesResult order_types(const OpTypes& use) {
   if (use.inputs[0].dtype != use.inputs[1].dtype || use.inputs[0].dtype == DType::kBool) {
     return fail("the operands must be numbers of one type, but are {}", operands(use));
   }
-  return with_shape(use, 1, DType::kBool);
+  return with_shape(use, DType::kBool);
 }
 
 template <size_t kInputs>
@@ -39,7 +39,7 @@ TypesResult logic_types(const OpTypes& use) {
       return fail("the operands must be bool, but are {}", operands(use));
     }
   }
-  return with_shape(use, 1, DType::kBool);
+  return with_shape(use, DType::kBool);
 }
 
 TypesResult bits_types(const OpTypes& use) {
@@ -48,13 +48,13 @@ TypesResult bits_types(const OpTypes& use) {
   if (dtype != use.inputs[1].dtype || (dtype != DType::kI64 && dtype != DType::kI32)) {
     return fail("the operands must be integers of one type, but are {}", operands(use));
   }
-  return with_shape(use, 1, dtype);
+  return with_shape(use, dtype);
 }
 
 TypesResult nan_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   PIPER_TRY(check_float(use, 0));
-  return with_shape(use, 1, DType::kBool);
+  return with_shape(use, DType::kBool);
 }
 
 TypesResult where_types(const OpTypes& use) {
@@ -66,7 +66,7 @@ TypesResult where_types(const OpTypes& use) {
     return fail("inputs 1 and 2 must be of one type, but are {} and {}", to_string(use.inputs[1]),
                 to_string(use.inputs[2]));
   }
-  return with_shape(use, 1, use.inputs[1].dtype);
+  return with_shape(use, use.inputs[1].dtype);
 }
 
 Grads where_gradient(Builder& build, const GradientArgs& args) {
