@@ -15,7 +15,7 @@ Result<Val> times_number(RuleContext& c, const Val& x, double number) {
   return number == 1 ? x : c.pointwise("Mul", {x, c.number(number, x)});
 }
 
-// A place on the bound has no gradient, as in PyTorch's grid_sample.
+// Keeps places from 0 to `high`. One on the bound has no gradient, as in PyTorch's grid_sample.
 Result<Val> kept_up_to(RuleContext& c, const Val& x, double high) {
   return bounded(c, x, c.number(0, x), c.number(high, x), Bound::kStops);
 }
