@@ -127,7 +127,7 @@ TEST(Compile, JoinedOpsAndThreadsTrainLikeOpsOneByOne) {
   }
 }
 
-TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {
+TEST(Compile, GraphsReadBackAndDagsSayAll) {
   NEED_MODEL("gpt");
   ImportOptions options;
   options.batch = 8;
@@ -160,24 +160,10 @@ TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {
     dag = expand_tasks(std::move(*dag));
     ASSERT_TRUE(dag) << print_error(dag.error());
     const std::string dag_text = print_dag(*dag);
-    const auto dag_back = parse_dag(dag->graph, dag_text);
-    ASSERT_TRUE(dag_back) << print_error(dag_back.error());
-    EXPECT_EQ(print_dag(*dag_back), dag_text);
     EXPECT_NE(dag_text.find("task all_reduce"), std::string::npos);
     EXPECT_EQ(dag_text.find("task reduce_scatter") != std::string::npos, shard);
     EXPECT_EQ(dag_text.find(" each_micro") != std::string::npos, gather == Gather::kStep);
     EXPECT_EQ(dag_text.find(" step distance=2") != std::string::npos, gather == Gather::kStep);
-    for (const auto& [line, message] :
-         {std::pair("frob", "a line cannot start with 'frob'"),
-          {"item value=none", "nothing has the name 'none'"},
-          {"item", "an item is of a value"},
-          {"task recv \"r\" chunk=99", "'99' is not there"},
-          {"task recv \"r\" micro=1", "'r' does not end with ' mb=1'"}}) {
-      const auto refused = parse_dag(dag->graph, "dag microbatches=2\n" + std::string(line));
-      ASSERT_FALSE(refused) << line;
-      EXPECT_EQ(refused.error().message, message);
-      EXPECT_EQ(refused.error().at.line, 2);
-    }
   }
 }
 

@@ -133,8 +133,6 @@ std::string print_label(const Dag& dag, const Task& task);
 std::string print_item(const Dag& dag, ItemId id);
 
 // Prints the canonical text form, without the graph: chunks name nodes by their first output.
-// parse_dag reads it back over the same graph and prints the same.
 std::string print_dag(const Dag& dag);
-Result<Dag> parse_dag(Graph graph, std::string_view text);
 
 }  // namespace piper

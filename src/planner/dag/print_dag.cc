@@ -1,22 +1,32 @@
 // A line for each thing, as fields.h lists what it has. Values have their names, nodes that of
 // their first output, items "%name@microbatch/cell".
-#include "text.h"
+#include "fields.h"
+#include "piper/base/field_text.h"
 
 namespace piper {
 
-std::string DagNames::print(ValueId id) const { return print_word(dag.graph.value(id).name); }
-std::string DagNames::print(NodeId id) const { return print(dag.graph.node(id).outputs[0]); }
-std::string DagNames::print(ItemId id) const {
-  const Item& item = dag.items[id.index()];
-  return fmt::format("%{}{}{}", print(item.value),
-                     item.micro < 0 ? "" : fmt::format("@{}", item.micro),
-                     dag.cells.size() > 1 ? fmt::format("/{}", item.cell) : "");
-}
-std::string DagNames::print(ChunkId id) const { return std::to_string(id.value); }
-std::string DagNames::print(TaskId id) const { return std::to_string(id.value); }
-std::string DagNames::print(const std::pair<ValueId, ValueId>& copy) const {
-  return fmt::format("[{},{}]", print(copy.first), print(copy.second));
-}
+namespace {
+
+// Says what stands for the ids of a Dag.
+struct DagNames {
+  const Dag& dag;
+
+  std::string print(ValueId id) const { return print_word(dag.graph.value(id).name); }
+  std::string print(NodeId id) const { return print(dag.graph.node(id).outputs[0]); }
+  std::string print(ItemId id) const {
+    const Item& item = dag.items[id.index()];
+    return fmt::format("%{}{}{}", print(item.value),
+                       item.micro < 0 ? "" : fmt::format("@{}", item.micro),
+                       dag.cells.size() > 1 ? fmt::format("/{}", item.cell) : "");
+  }
+  std::string print(ChunkId id) const { return std::to_string(id.value); }
+  std::string print(TaskId id) const { return std::to_string(id.value); }
+  std::string print(const std::pair<ValueId, ValueId>& copy) const {
+    return fmt::format("[{},{}]", print(copy.first), print(copy.second));
+  }
+};
+
+}  // namespace
 
 std::string print_label(const Dag& dag, const Task& task) {
   std::string label;
