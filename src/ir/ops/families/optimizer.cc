@@ -184,8 +184,7 @@ OpSample with_skip(OpSample sample) {
   return sample;
 }
 
-// ---- What strategies say of optimizers
-// ------------------------------------------------------------
+// ---- What strategies say of optimizers ---------------------------------------------------------
 
 using SettingForm = OptimizerSetting::Form;
 
