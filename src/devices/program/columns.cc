@@ -34,17 +34,7 @@ std::optional<Columns> columns_of(const ProgramOp& op, const Shape& from, const 
 class ColumnMaker {
  public:
   explicit ColumnMaker(FusedProgram& program)
-      : program_(program),
-        base_(program.bases()),
-        readers_(program.values.size()),
-        writers_(program.values.size()),
-        gone_(program.ops.size()) {
-    for (size_t o = 0; o < program.ops.size(); ++o) {
-      for (int32_t input : program.ops[o].inputs)
-        if (input >= 0) readers_[at(base_[at(input)])].push_back(o);
-      for (int32_t output : program.ops[o].outputs) writers_[at(base_[at(output)])].push_back(o);
-    }
-  }
+      : program_(program), uses_(program), gone_(program.ops.size()) {}
 
   int64_t run() {
     for (size_t o = 0; o < program_.ops.size(); ++o) {
@@ -57,14 +47,13 @@ class ColumnMaker {
   }
 
  private:
-  static size_t at(int32_t value) { return static_cast<size_t>(value); }
   const Shape& shape(int32_t value) const { return program_.values[at(value)].shape; }
 
   // Returns the local of which the value is the whole, under whatever shape; -1 when there is none.
   int32_t whole_local(int32_t value) const {
-    const int32_t base = base_[at(value)];
+    const int32_t base = uses_.base(value);
     const bool whole = program_.values[at(base)].bytes() == program_.values[at(value)].bytes();
-    return base >= program_.num_args && whole && writers_[at(base)].size() == 1 ? base : -1;
+    return base >= program_.num_args && whole && uses_.writers(base).size() == 1 ? base : -1;
   }
   bool tokens_first(const ProgramOp& op) const {
     const auto first = op.attrs.integers("tokens_first");
@@ -73,9 +62,7 @@ class ColumnMaker {
 
   // Returns whether nothing writes the value after op `from`, up to op `to`.
   bool stays(int32_t value, size_t from, size_t to) const {
-    const auto& writers = writers_[at(base_[at(value)])];
-    return std::none_of(writers.begin(), writers.end(),
-                        [&](size_t w) { return w > from && w < to; });
+    return std::ranges::none_of(uses_.writers(value), [&](size_t w) { return w > from && w < to; });
   }
 
   // q, k and v are Slices of one tensor.
@@ -89,7 +76,7 @@ class ColumnMaker {
     for (size_t i = 0; i < 3; ++i) {
       const int32_t local = whole_local(op.inputs[i]);
       if (local < 0) return;
-      const size_t s = writers_[at(local)][0];
+      const size_t s = uses_.writers(local)[0];
       const ProgramOp& slice = program_.ops[s];
       if (slice.op != "Slice") return;
       const auto part = columns_of(slice, shape(slice.inputs[0]), shape(slice.outputs[0]));
@@ -105,7 +92,7 @@ class ColumnMaker {
     op.attrs.set("columns", columns);
     op.attrs.set("kv_heads", k[2]);
     for (size_t s : slices) {
-      auto& readers = readers_[at(program_.ops[s].outputs[0])];
+      auto& readers = uses_.readers(program_.ops[s].outputs[0]);
       std::erase(readers, o);
       gone_[s] = gone_[s] || readers.empty();
     }
@@ -118,7 +105,7 @@ class ColumnMaker {
     std::vector<int32_t> made(op.outputs.begin(), op.outputs.begin() + 3);
     size_t c = kNowhere;
     for (int32_t value : made) {
-      const auto& readers = readers_[at(value)];
+      const auto& readers = uses_.readers(value);
       if (whole_local(value) != value || readers.size() != 1 || (c != kNowhere && readers[0] != c))
         return;
       c = readers[0];
@@ -143,16 +130,15 @@ class ColumnMaker {
 
   // Returns whether what op `c` writes may be written by op `o` before it.
   bool free_between(size_t o, size_t c) const {
-    const size_t out = at(base_[at(program_.ops[c].outputs[0])]);
+    const int32_t out = program_.ops[c].outputs[0];
     const auto outside = [&](size_t other) { return other < o || other > c || other == c; };
-    return std::all_of(readers_[out].begin(), readers_[out].end(), outside) &&
-           std::all_of(writers_[out].begin(), writers_[out].end(), outside);
+    return std::ranges::all_of(uses_.readers(out), outside) &&
+           std::ranges::all_of(uses_.writers(out), outside);
   }
 
   FusedProgram& program_;
-  const std::vector<int32_t> base_;
-  std::vector<std::vector<size_t>> readers_, writers_;  // by base
-  std::vector<bool> gone_;                              // by op
+  ProgramUses uses_;
+  std::vector<bool> gone_;  // by op
 };
 
 }  // namespace

@@ -1,10 +1,6 @@
 // Pointwise ops -> Fused ops.
-//
-// A group is where its last op was. So an op may join a later one if everything else that
-// reads its result is after that place; what it reads itself is before it anyway.
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "piper/ir/ops.h"
 #include "steps.h"
@@ -17,11 +13,12 @@ constexpr size_t kMaxInputs = 31, kMaxOps = 64;  // of a group
 class Grouper {
  public:
   explicit Grouper(FusedProgram& program)
-      : program_(program), base_(program.bases()), group_(program.ops.size()) {
-    find_uses();
-    std::iota(group_.begin(), group_.end(), size_t{0});
+      : program_(program),
+        uses_(program),
+        groups_(program, uses_),
+        maker_(program.values.size(), kNone) {
     for (size_t o = 0; o < program.ops.size(); ++o) {
-      members_.push_back({o});
+      for (const int32_t output : program.ops[o].outputs) maker_[at(output)] = o;
       fusable_.push_back(is_fusable(o));
     }
   }
@@ -32,12 +29,12 @@ class Grouper {
       for (int32_t input : program_.ops[o].inputs) {
         const size_t maker = maker_[at(input)];
         if (maker < o && fusable_[maker] && shape(maker) == shape(o))
-          merge(group_[maker], group_[o]);
+          groups_.join(maker, o, [&](const auto& members) { return go_together(members); });
       }
     }
     std::vector<ProgramOp> ops;
     for (size_t o = 0; o < program_.ops.size(); ++o) {
-      const std::vector<size_t>& members = members_[group_[o]];
+      const std::vector<size_t>& members = groups_.with(o);
       if (members.size() == 1) {
         ops.push_back(std::move(program_.ops[o]));
       } else if (o == members.back()) {
@@ -51,32 +48,16 @@ class Grouper {
 
  private:
   static constexpr size_t kNone = ~size_t{0};
-  static size_t at(int32_t value) { return static_cast<size_t>(value); }
   const Shape& shape(size_t op) const {
     return program_.values[at(program_.ops[op].outputs[0])].shape;
   }
 
-  void find_uses() {
-    const size_t count = program_.values.size();
-    maker_.assign(count, kNone);
-    base_maker_.assign(count, kNone);
-    readers_.resize(count);
-    writes_.assign(count, 0);
-    for (size_t o = 0; o < program_.ops.size(); ++o) {
-      for (int32_t input : program_.ops[o].inputs)
-        if (input >= 0) readers_[at(base_[at(input)])].push_back(o);
-      for (int32_t output : program_.ops[o].outputs) {
-        maker_[at(output)] = base_maker_[at(base_[at(output)])] = o;
-        ++writes_[at(base_[at(output)])];
-      }
-    }
-  }
-
   // Returns whether it is one value: not an argument that is read and written, or written twice.
   bool settled(int32_t value) const {
-    const int32_t base = base_[at(value)];
-    if (base >= program_.num_args || writes_[at(base)] == 0) return true;
-    return writes_[at(base)] == 1 && !program_.arg_read[at(base)];
+    const int32_t base = uses_.base(value);
+    const size_t writes = uses_.writers(value).size();
+    if (base >= program_.num_args || writes == 0) return true;
+    return writes == 1 && !program_.arg_read[at(base)];
   }
 
   bool is_fusable(size_t o) const {
@@ -101,18 +82,9 @@ class Grouper {
     return inputs;
   }
 
-  void merge(size_t a, size_t b) {
-    if (a == b) return;
-    if (members_[a].back() > members_[b].back()) std::swap(a, b);
-    std::vector<size_t> both = members_[a];
-    both.insert(both.end(), members_[b].begin(), members_[b].end());
-    std::sort(both.begin(), both.end());
-    if (both.size() > kMaxOps || reads_own_view(both) || inputs_of(both).size() > kMaxInputs ||
-        !may_move(a, b))
-      return;
-    for (size_t o : members_[a]) group_[o] = b;
-    members_[a].clear();
-    members_[b] = std::move(both);
+  bool go_together(const std::vector<size_t>& members) const {
+    return members.size() <= kMaxOps && !reads_own_view(members) &&
+           inputs_of(members).size() <= kMaxInputs;
   }
 
   // Returns whether one op would read what another makes under another shape: that takes two
@@ -120,35 +92,21 @@ class Grouper {
   bool reads_own_view(const std::vector<size_t>& members) const {
     for (size_t o : members)
       for (int32_t input : program_.ops[o].inputs) {
-        const size_t maker = base_maker_[at(base_[at(input)])];
-        if (maker != kNone && maker != maker_[at(input)] &&
-            std::binary_search(members.begin(), members.end(), maker))
+        const std::vector<size_t>& writers = uses_.writers(input);
+        if (!writers.empty() && writers.back() != maker_[at(input)] &&
+            std::binary_search(members.begin(), members.end(), writers.back()))
           return true;
       }
     return false;
   }
 
-  // Returns whether the ops of group a may be where group b is.
-  bool may_move(size_t a, size_t b) const {
-    const size_t place = members_[b].back();
-    for (size_t o : members_[a])
-      for (size_t reader : readers_[at(base_[at(program_.ops[o].outputs[0])])]) {
-        const size_t group = group_[reader];
-        if (group != a && group != b && members_[group].back() <= place) return false;
-      }
-    return true;
-  }
-
   ProgramOp fused(const std::vector<size_t>& members) const;
 
   FusedProgram& program_;
-  std::vector<int32_t> base_;
-  std::vector<size_t> maker_, base_maker_;    // the op that writes it: by value, by base
-  std::vector<std::vector<size_t>> readers_;  // by base: the ops that read it or a view of it
-  std::vector<int> writes_;                   // by base
-  std::vector<size_t> group_;                 // by op
-  std::vector<std::vector<size_t>> members_;  // by group, ascending; empty when it joined another
-  std::vector<bool> fusable_;                 // by op
+  const ProgramUses uses_;
+  OpGroups groups_;
+  std::vector<size_t> maker_;  // by value: the op that writes it
+  std::vector<bool> fusable_;  // by op
 };
 
 // Writes the expression of a group.
@@ -194,12 +152,11 @@ ProgramOp Grouper::fused(const std::vector<size_t>& members) const {
     for (int32_t input : program_.ops[o].inputs)
       if (makers.count(input)) ++uses[input];
     const int32_t value = program_.ops[o].outputs[0];
-    const int32_t base = base_[at(value)];
-    const auto& readers = readers_[at(base)];
+    const int32_t base = uses_.base(value);
     const bool outside = base < program_.num_args || base != value ||
-                         std::any_of(readers.begin(), readers.end(), [&](size_t reader) {
+                         std::ranges::any_of(uses_.readers(value), [&](size_t reader) {
                            const auto& inputs = program_.ops[reader].inputs;
-                           return group_[reader] != group_[o] ||
+                           return !groups_.are_together(reader, o) ||
                                   std::find(inputs.begin(), inputs.end(), value) == inputs.end();
                          });
     if (!outside) continue;

@@ -4,11 +4,7 @@
 // dims of its result (or, where it only sums over rows, of what it reads) come first and in one
 // order in each operand that has any of them. Then a row of its results needs the same row of these
 // operands, and all of the others. A result without these letters is a sum over rows.
-//
-// A pass is where its last op was: so it may only take in ops whose results others read
-// after that place, and whose operands are still there.
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 #include "piper/ir/ops.h"
@@ -103,26 +99,9 @@ RowForm row_form(const OpDef& def, const OpTypes& use) {
 class RowJoiner {
  public:
   RowJoiner(FusedProgram& program, TakesRows takes)
-      : program_(program),
-        base_(program.bases()),
-        group_(program.ops.size()),
-        maker_(program.values.size(), kNone),
-        readers_(program.values.size()),
-        writers_(program.values.size()) {
-    std::iota(group_.begin(), group_.end(), size_t{0});
-    for (size_t o = 0; o < program.ops.size(); ++o) {
-      for (const int32_t input : program.ops[o].inputs)
-        if (input >= 0) readers_[at(base_[at(input)])].push_back(o);
-      for (const int32_t output : program.ops[o].outputs) {
-        writers_[at(base_[at(output)])].push_back(o);
-        maker_[at(base_[at(output)])] = o;
-      }
-    }
-    for (size_t o = 0; o < program.ops.size(); ++o) {
-      members_.push_back({o});
-      const ProgramOp& op = program.ops[o];
+      : program_(program), uses_(program), groups_(program, uses_) {
+    for (const ProgramOp& op : program.ops)
       forms_.push_back(!takes || takes(program, op) ? form_of(op) : RowForm{});
-    }
   }
 
   void run() {
@@ -131,17 +110,16 @@ class RowJoiner {
       const std::vector<int32_t> inputs = program_.ops[o].inputs;
       for (size_t i = 0; i < inputs.size(); ++i) {
         if (inputs[i] < 0 || !forms_[o].in_rows[i]) continue;
-        const size_t base = at(base_[at(inputs[i])]);
-        if (maker_[base] < o) merge(group_[maker_[base]], group_[o]);
-        for (const size_t reader : readers_[base])
-          if (reader < o) merge(group_[reader], group_[o]);
+        if (const auto& writers = uses_.writers(inputs[i]); !writers.empty())
+          join(writers.back(), o);
+        for (const size_t reader : uses_.readers(inputs[i])) join(reader, o);
       }
     }
     std::vector<ProgramOp> ops;
     program_.passes.clear();
     size_t passes = 0;
     for (size_t o = 0; o < program_.ops.size(); ++o) {
-      const std::vector<size_t>& members = members_[group_[o]];
+      const std::vector<size_t>& members = groups_.with(o);
       if (members.back() != o) continue;
       for (const size_t member : members) {
         ops.push_back(std::move(program_.ops[member]));
@@ -153,17 +131,20 @@ class RowJoiner {
   }
 
  private:
-  static constexpr size_t kNone = ~size_t{0};
+  void join(size_t earlier, size_t o) {
+    if (earlier < o)
+      groups_.join(earlier, o, [&](const auto& members) { return go_together(members); });
+  }
 
   // Returns whether it is one value: not an argument that is read and written, or written twice.
   bool is_settled(int32_t value) const {
-    const int32_t base = base_[at(value)];
-    const size_t writes = writers_[at(base)].size();
+    const int32_t base = uses_.base(value);
+    const size_t writes = uses_.writers(value).size();
     if (base >= program_.num_args) return writes <= 1;
     return writes == 0 || (writes == 1 && !program_.arg_read[at(base)]);
   }
   bool is_whole(int32_t value) const {
-    return program_.values[at(value)].bytes() == program_.values[at(base_[at(value)])].bytes();
+    return program_.values[at(value)].bytes() == program_.values[at(uses_.base(value))].bytes();
   }
 
   RowForm form_of(const ProgramOp& op) const {
@@ -188,22 +169,11 @@ class RowJoiner {
     return form;
   }
 
-  void merge(size_t a, size_t b) {
-    if (a == b) return;
-    if (members_[a].back() > members_[b].back()) std::swap(a, b);
-    std::vector<size_t> both = members_[a];
-    both.insert(both.end(), members_[b].begin(), members_[b].end());
-    std::sort(both.begin(), both.end());
-    if (both.size() > kMostOps || !go_together(both) || !may_move(a, b)) return;
-    for (const size_t o : members_[a]) group_[o] = b;
-    members_[a].clear();
-    members_[b] = std::move(both);
-  }
-
   // Returns whether the ops may go over their rows at once: all have as many rows, of one width or
   // of single elements; none reads a sum over rows that another makes; and what one makes row by
   // row the others read row by row.
   bool go_together(const std::vector<size_t>& members) const {
+    if (members.size() > kMostOps) return false;
     int64_t width = 0;
     bool keeps_row = false;
     std::set<int32_t> made;  // bases
@@ -213,59 +183,32 @@ class RowJoiner {
       if (width > 1 && form.width > 1 && form.width != width) return false;
       width = std::max(width, form.width);
       keeps_row |= form.keeps_row;
-      for (const int32_t output : program_.ops[o].outputs) made.insert(base_[at(output)]);
+      for (const int32_t output : program_.ops[o].outputs) made.insert(uses_.base(output));
     }
     if (keeps_row && width > kMaxRow) return false;
     for (const size_t o : members) {
       const ProgramOp& op = program_.ops[o];
       for (size_t i = 0; i < op.inputs.size(); ++i)
-        if (op.inputs[i] >= 0 && made.contains(base_[at(op.inputs[i])]) &&
+        if (op.inputs[i] >= 0 && made.contains(uses_.base(op.inputs[i])) &&
             !(forms_[o].in_rows[i] && is_whole(op.inputs[i]) &&
-              is_made_in_rows(base_[at(op.inputs[i])])))
+              is_made_in_rows(uses_.base(op.inputs[i]))))
           return false;
     }
     return true;
   }
   bool is_made_in_rows(int32_t base) const {
-    const size_t maker = maker_[at(base)];
+    const size_t maker = uses_.writers(base).back();
     const ProgramOp& op = program_.ops[maker];
     for (size_t k = 0; k < op.outputs.size(); ++k)
-      if (base_[at(op.outputs[k])] == base)
+      if (uses_.base(op.outputs[k]) == base)
         return forms_[maker].out_rows[k] && is_whole(op.outputs[k]);
     return false;
   }
 
-  // Returns whether the ops of group a may be where group b is.
-  bool may_move(size_t a, size_t b) const {
-    const size_t from = members_[a].back(), to = members_[b].back();
-    const auto between = [&](size_t o) {
-      const size_t group = group_[o];
-      return group != a && group != b && members_[group].back() > from &&
-             members_[group].back() <= to;
-    };
-    for (const size_t o : members_[a]) {
-      const ProgramOp& op = program_.ops[o];
-      for (const int32_t output : op.outputs) {
-        const size_t base = at(base_[at(output)]);
-        for (const auto* others : {&readers_[base], &writers_[base]})
-          if (std::any_of(others->begin(), others->end(), between)) return false;
-      }
-      for (const int32_t input : op.inputs) {
-        if (input < 0) continue;
-        const auto& writers = writers_[at(base_[at(input)])];
-        if (std::any_of(writers.begin(), writers.end(), between)) return false;
-      }
-    }
-    return true;
-  }
-
   FusedProgram& program_;
-  const std::vector<int32_t> base_;
-  std::vector<size_t> group_;                           // by op
-  std::vector<size_t> maker_;                           // by base
-  std::vector<std::vector<size_t>> readers_, writers_;  // by base: ops
-  std::vector<std::vector<size_t>> members_;  // by group, ascending; empty: joined another
-  std::vector<RowForm> forms_;                // by op
+  const ProgramUses uses_;
+  OpGroups groups_;
+  std::vector<RowForm> forms_;  // by op
 };
 
 }  // namespace

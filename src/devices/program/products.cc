@@ -13,23 +13,9 @@ constexpr size_t kNone = ~size_t{0};
 class Finisher {
  public:
   explicit Finisher(FusedProgram& program)
-      : program_(program),
-        base_(program.bases()),
-        maker_(program.values.size(), kNone),
-        reads_(program.values.size()),
-        reader_(program.values.size(), kNone),
-        writes_(program.values.size()) {
-    for (size_t o = 0; o < program.ops.size(); ++o) {
-      for (int32_t input : program.ops[o].inputs)
-        if (input >= 0) {
-          ++reads_[at(base_[at(input)])];
-          reader_[at(base_[at(input)])] = o;
-        }
-      for (int32_t output : program.ops[o].outputs) {
-        maker_[at(output)] = o;
-        writes_[at(base_[at(output)])].push_back(o);
-      }
-    }
+      : program_(program), uses_(program), maker_(program.values.size(), kNone) {
+    for (size_t o = 0; o < program.ops.size(); ++o)
+      for (const int32_t output : program.ops[o].outputs) maker_[at(output)] = o;
   }
 
   int64_t run() {
@@ -57,7 +43,6 @@ class Finisher {
   }
 
  private:
-  static size_t at(int32_t value) { return static_cast<size_t>(value); }
   const TensorType& type(int32_t value) const { return program_.values[at(value)]; }
 
   // Returns which operand of op `o` is a product that it may be part of; of two the later one.
@@ -71,10 +56,16 @@ class Finisher {
     return side;
   }
 
+  // Returns whether it is no argument, nor a view, and one op reads it or a view of it.
+  bool is_read_once(int32_t value) const {
+    return value >= program_.num_args && uses_.base(value) == value &&
+           uses_.readers(value).size() == 1;
+  }
+
   bool may_finish(size_t o, size_t side) const {
     const ProgramOp& op = program_.ops[o];
     const int32_t v = op.inputs[side], other = op.inputs[1 - side], out = op.outputs[0];
-    if (v < program_.num_args || base_[at(v)] != v || reads_[at(v)] != 1) return false;
+    if (!is_read_once(v)) return false;
     const size_t m = maker_[at(v)];
     if (m == kNone) return false;
     const ProgramOp& product = program_.ops[m];
@@ -89,16 +80,14 @@ class Finisher {
     if (type(out).shape != shape || (with != shape && !row)) return false;
     if (product.op == "MatMul" && inner_extent(product) == 0) return false;
     if (!row && joins_a_group(out)) return false;
-    return stays(product, other, m, o, base_[at(out)]);
+    return stays(product, other, m, o, uses_.base(out));
   }
 
   // Returns whether a value goes into a group of pointwise ops and nowhere else: what makes it is
   // done in the pass of that group, which stays.
   bool joins_a_group(int32_t value) const {
-    const size_t reader = reader_[at(value)];
-    if (value < program_.num_args || base_[at(value)] != value || reads_[at(value)] != 1)
-      return false;
-    const ProgramOp& op = program_.ops[reader];
+    if (!is_read_once(value)) return false;
+    const ProgramOp& op = program_.ops[uses_.readers(value)[0]];
     return word_of(op) && op.op != "Add" && op.op != "Mul" &&
            type(op.outputs[0]).shape == type(value).shape;
   }
@@ -111,8 +100,9 @@ class Finisher {
   // Returns whether no op between m and o writes the value, nor, if `reads`, reads it.
   bool untouched(int32_t value, size_t m, size_t o, bool reads) const {
     const auto touches = [&](const std::vector<int32_t>& ids) {
-      return std::any_of(ids.begin(), ids.end(),
-                         [&](int32_t id) { return id >= 0 && base_[at(id)] == base_[at(value)]; });
+      return std::any_of(ids.begin(), ids.end(), [&](int32_t id) {
+        return id >= 0 && uses_.base(id) == uses_.base(value);
+      });
     };
     for (size_t i = m + 1; i < o; ++i)
       if (touches(program_.ops[i].outputs) || (reads && touches(program_.ops[i].inputs)))
@@ -123,20 +113,16 @@ class Finisher {
   // Returns whether the product may be made at `o`, from then on in place `out`: what it reads is
   // still there, and is not what it writes.
   bool stays(const ProgramOp& product, int32_t other, size_t m, size_t o, int32_t out) const {
-    if (base_[at(other)] == out) return false;
+    if (uses_.base(other) == out) return false;
     return std::none_of(product.inputs.begin(), product.inputs.end(), [&](int32_t input) {
-      const auto& writes = writes_[at(base_[at(input)])];
-      return base_[at(input)] == out ||
-             std::any_of(writes.begin(), writes.end(), [&](size_t w) { return w > m && w < o; });
+      return uses_.base(input) == out ||
+             std::ranges::any_of(uses_.writers(input), [&](size_t w) { return w > m && w < o; });
     });
   }
 
   FusedProgram& program_;
-  const std::vector<int32_t> base_;
-  std::vector<size_t> maker_;                // by value: the op that makes it
-  std::vector<int> reads_;                   // by base
-  std::vector<size_t> reader_;               // by base: the last op that reads it
-  std::vector<std::vector<size_t>> writes_;  // by base
+  const ProgramUses uses_;
+  std::vector<size_t> maker_;  // by value: the op that makes it
 };
 
 }  // namespace
