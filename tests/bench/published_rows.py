@@ -1,5 +1,6 @@
 """Steps of training that others have published, as rows for tests/bench/published: model, strategy and cluster as their sources say, and the
 tokens that a GPU took in a second. A table has one source and one kind of software, and all its rows one cluster file."""
+import itertools
 from dataclasses import dataclass, field
 
 
@@ -14,6 +15,7 @@ class Row:
     tokens: int        # of a sequence
     measured: float    # tokens a second and GPU
     directives: list = field(default_factory=list)
+    annotate: list = field(default_factory=list)
     quick: bool = False  # compiled by the test, too
 
 
@@ -75,19 +77,35 @@ def mpt():
     return table
 
 
+def nanotron_stages(layers, hidden, inner, vocab, stages):
+    """The cut of nanotron's build_model: a stage gets layers until the parameters of its products, with those before it, exceed its share."""
+    layer, head = 4 * hidden * hidden + 3 * inner * hidden, vocab * hidden
+    ends = []
+    for k in range(layers):
+        if (k + 1) * layer * stages > (layers * layer + head) * (len(ends) + 1):
+            ends.append(k + 1)
+    bounds = [0, *ends[:stages - 1], layers]
+    rules = [{"match": f"model/layers/{{{a}..{b - 1}}}/**", "tags": {"stage": s}} for s, (a, b) in enumerate(itertools.pairwise(bounds)) if a < b]
+    return rules + [{"match": f"{module}/**", "tags": {"stage": stage}}
+                    for module, stage in [("model/embed_tokens", 0), ("model/norm", stages - 1), ("lm_head", stages - 1)]]
+
+
 def nanotron():
-    """Pipelines, tensor parallelism with cut sequences and ZeRO-1 by PyTorch's eager mode; 4.19 million tokens a step."""
+    """Pipelines, tensor parallelism with cut sequences and ZeRO-1 by PyTorch's eager mode; 4.19 million tokens a step. The vocabulary of GPT-2 is
+    extended to a multiple of the ranks that share it, which leaves each an odd part."""
     rows = [(4, 2, 1, 8, 33.2), (2, 4, 1, 8, 27.8), (1, 4, 2, 8, 25.9), (2, 1, 4, 2, 23.4), (1, 2, 4, 4, 22.2), (1, 8, 1, 8, 20.0), (1, 1, 8, 4, 18.0),
             (2, 2, 2, 1, 11.2), (1, 8, 1, 32, 5.7)]
     table = Table("nanotron", "huggingface.co/nanotron/old_bench, llama-1B/8_GPUS; sizes from huggingface/bench_cluster, create_configs.py",
                   "<h100x2048-eager>")
+    layers, hidden, inner, vocab = 24, 2048, 4096, 50257
     for dp, tp, pp, micro, measured in rows:
         table.rows.append(Row(f"dp {dp}, tp {tp}, pp {pp}, {micro} at once",
-                              ["llama3-8b", "--layers", 24, "--hidden", 2048, "--heads", 32, "--kv-heads", 32, "--inner", 4096, "--tokens", 4096,
-                               "--vocab", 50264],
+                              ["llama3-8b", "--layers", layers, "--hidden", hidden, "--heads", 32, "--kv-heads", 32, "--inner", inner, "--tokens", 4096,
+                               "--vocab", vocab],
                               ["schedules/1f1b", "memory/zero1", "tensor/sequence", "tensor/vocabulary", "numerics/bf16"],
                               {"dp": dp, "tp": tp, "stages": pp, "microbatches": 1024 // dp // micro},
-                              {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": micro}, 8, 4096, measured * 1e3, ZERO1, micro == 8))
+                              {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": micro}, 8, 4096, measured * 1e3, ZERO1,
+                              nanotron_stages(layers, hidden, inner, vocab, pp), micro == 8))
     return table
 
 

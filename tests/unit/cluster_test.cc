@@ -272,6 +272,24 @@ TEST(Programs, ProductsTakeLongerWithLessPower) {
               4.0 * (128 * 64 + 64 * 32 + 128 * 32) / 1e9 + 1e-6, 1e-12);
 }
 
+// What counts is the last extent of each matrix, in bytes.
+TEST(Programs, ProductsTakeLongerWhereRowsAreNotAligned) {
+  Cluster cluster = read_text(kTwoByTwo);
+  const auto time = [&](int64_t m, int64_t k, int64_t n) {
+    const std::string program = fmt::format(
+        "program 0 label=\"F\" args=3\n  value 0 f32[{0},{1}] read\n"
+        "  value 1 f32[{1},{2}] read\n  value 2 f32[{0},{2}] written\n"
+        "  op MatMul in=[0,1] out=[2]\n",
+        m, k, n);
+    return costs_of(cluster, set_of(2, 2, kRunsProduct, program)).at(0).device - 1e-6;
+  };
+  const double rows = time(127, 64, 32), columns = time(128, 64, 31), terms = time(128, 63, 32);
+  cluster.devices[0].of_unaligned = 0.25;
+  EXPECT_DOUBLE_EQ(time(127, 64, 32), rows);
+  EXPECT_NEAR(time(128, 64, 31), 4 * columns, 1e-12);
+  EXPECT_NEAR(time(128, 63, 32), 4 * terms, 1e-12);
+}
+
 // Ops that share a pass move what it reads and makes. With per_op each is a pass of its own, and no
 // faster than the host launches it.
 TEST(Programs, OpsMayBePassesOfTheirOwn) {

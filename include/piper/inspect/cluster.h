@@ -40,6 +40,7 @@ struct ClusterDevice {
   double score = 0, attention_ramp = 0;
   // Shares of `flops` and `bandwidth` that are reached at best.
   double of_products = 1, of_attention = 1, of_attention_grad = 1, of_memory = 1;
+  double of_unaligned = 1;  // of `of_products`, where rows are no multiples of 16 bytes
   double slowed = 0;    // computations, while messages or collectives move
   double power = 0, power_limit = 0;  // at which `efficiency` is reached; that it may take; or 0
   bool helper = false;  // a thread of its own communicates

@@ -36,6 +36,19 @@ std::optional<OpWork> parse_work(std::string_view text) {
   return work;
 }
 
+// Returns whether the rows of all matrices among an op's operands and results are multiples of 16
+// bytes, the least that tensor cores load at full speed.
+bool has_aligned_rows(const FusedProgram& program, const ProgramOp& op) {
+  constexpr int64_t kBytes = 16;
+  const auto is_aligned = [&](int32_t value) {
+    if (value < 0) return true;
+    const TensorType& type = program.values[static_cast<size_t>(value)];
+    return type.shape.size() < 2 || !info(type.dtype).is_float ||
+           type.shape.back() * info(type.dtype).bytes % kBytes == 0;
+  };
+  return std::ranges::all_of(op.inputs, is_aligned) && std::ranges::all_of(op.outputs, is_aligned);
+}
+
 }  // namespace
 
 Result<std::vector<PassWork>> passes_of(const FusedProgram& program) {
@@ -52,6 +65,8 @@ Result<std::vector<PassWork>> passes_of(const FusedProgram& program) {
       pass.flops += work.flops;
     else
       pass.products.push_back(work);
+    if (work.kind == OpWork::kProduct && !has_aligned_rows(program, program.ops[o]))
+      pass.aligned = false;
   }
   return passes;
 }

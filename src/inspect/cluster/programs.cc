@@ -88,7 +88,7 @@ Result<ProgramTime> time_on(const ClusterDevice& device, std::span<const PassWor
       if (!one)
         return std::move(one).error().with_note(
             fmt::format("in the program '{}'", quote_control(label)));
-      multiplies += *one;
+      multiplies += pass.aligned ? *one : *one / device.of_unaligned;
       flops += work.flops / device.flops[static_cast<size_t>(work.dtype)];
       if (work.kind != OpWork::kProduct) part = kAttentions;
     }

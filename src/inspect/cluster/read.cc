@@ -52,6 +52,7 @@ constexpr DeviceKey kEfficiencyKeys[] = {
     {"attention_grad", &ClusterDevice::of_attention_grad, Quantity::kShare, DeviceKey::kMayLack,
      true},
     {"memory", &ClusterDevice::of_memory, Quantity::kShare, DeviceKey::kMayLack, true},
+    {"unaligned", &ClusterDevice::of_unaligned, Quantity::kShare, DeviceKey::kMayLack, true},
 };
 using LinkKey = QuantityKey<ClusterLink>;
 constexpr LinkKey kLinkKeys[] = {
