@@ -632,6 +632,9 @@ TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
 )",
            "{pp: 2}", kStages},
           "so a stage has M*2 forwards");
+  refused({"", "  - split: {dim: tokens, into: 2, sizes: [28, 4]}\n" + two_axes("zigzag"),
+           "{cp: 2, b: 2}"},
+          "28 are left of dim 1 of 'input_ids', which cannot be cut into 8 equal parts");
   refused(
       {"", kChunks + "  - place: {where: {stage: s, seq: k}, on: {pp: s}}\n", "{pp: 2}", kStages},
       "chunks of one sample on several devices");

@@ -207,6 +207,7 @@ std::vector<ShardRule> one_by_one(const ShardRule& rule) {
   for (size_t a = 0; a < rule.over.size(); ++a) {
     ShardRule& one = rules.emplace_back(rule);
     one.over = {rule.over[a]};
+    if (rule.attention) continue;
     one.within.assign(rule.over.begin(), rule.over.begin() + static_cast<ptrdiff_t>(a));
     one.zigzag = rule.zigzag && a == 0;
     one.within_zigzag = rule.zigzag && a > 0;
@@ -242,15 +243,8 @@ Result<Strategy> join_axes(Strategy strategy, Explanations& out) {
                                 over.axes->front(), size_of(strategy, over.axes->front()))}});
   }
   std::vector<ShardRule> rules;
-  for (const ShardRule& rule : strategy.shards) {
-    const std::string alone = named_alone(strategy, rule.over);
-    if (rule.attention && rule.over.size() > 1)
-      return fail(rule.over_at, "not supported: attention over [{}], which are no axis together",
-                  join(rule.over, ", "))
-          .with_note(alone.empty() ? apart(strategy, rule.over) : alone)
-          .with_note("help: a line for each axis, one by heads and one by ring perhaps");
+  for (const ShardRule& rule : strategy.shards)
     std::ranges::move(one_by_one(rule), std::back_inserter(rules));
-  }
   strategy.shards = std::move(rules);
   return strategy;
 }

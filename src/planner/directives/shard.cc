@@ -403,6 +403,15 @@ bool cuts_within(const Strategy& strategy, const AxisCut& cut, const AxisCut& lo
   });
 }
 
+// Returns whether an axis is cut after another of the same rank. Tokens and keys that come by in
+// turn or are gathered are stretches of those that the axis with the longer blocks has left. Heads
+// are exchanged over the axis with the shorter blocks first, whose tokens are then whole.
+bool is_after(const Strategy& strategy, const AxisCut& cut, const AxisCut& other) {
+  const bool by_keys = attends_by(cut, AttentionBy::kRing) || attends_by(cut, AttentionBy::kGather);
+  if (by_keys) return cuts_within(strategy, cut, other);
+  return exchanges_heads(cut) && exchanges_heads(other) && cuts_within(strategy, other, cut);
+}
+
 // Returns the stretches that axes after this one cut the rule's dims in.
 int64_t stretches_of(const ShardRule& rule, std::span<const AxisCut> later) {
   int64_t outer = 1;
@@ -505,11 +514,9 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
                       heads_first.contains(cut.axis));
   };
   std::ranges::stable_sort(cuts, std::greater(), rank);
-  // The keys of a ring are stretches of all keys if axes with longer blocks have cut them before.
   for (size_t c = 1; c < cuts.size(); ++c)
     for (size_t i = c;
-         i > 0 && rank(cuts[i - 1]) == rank(cuts[i]) &&
-         attends_by(cuts[i - 1], AttentionBy::kRing) && cuts_within(strategy, cuts[i - 1], cuts[i]);
+         i > 0 && rank(cuts[i - 1]) == rank(cuts[i]) && is_after(strategy, cuts[i - 1], cuts[i]);
          --i)
       std::swap(cuts[i - 1], cuts[i]);
   PIPER_TRY(set_stretches(step, strategy, cuts));

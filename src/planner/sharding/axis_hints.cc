@@ -164,9 +164,20 @@ Result<Layout> layout_of_seed(const State& state, const ShardSeed& seed) {
   const int64_t parts = ranks * (seed.zigzag ? 2 : 1);
   const int64_t whole = seed.outer > 0 ? seed.outer : outer_of(state, seed);
   const int64_t outer = extent % parts == 0 ? whole * parts / ranks : 0;
-  if (outer == 0 || extent % (outer * ranks) != 0)
+  if (outer == 0 || extent % (outer * ranks) != 0) {
+    const ValueId input = input_of(state.graph, seed.value);
+    if (input != seed.value && state.graph.value(input).kind == ValueKind::kInput)
+      return fail(seed.at,
+                  "shard: {} are left of dim {} of '{}', which cannot be cut into {} equal parts "
+                  "over '{}'",
+                  extent, seed.dim, quote_control(state.graph.value(input).name),
+                  std::max(whole * parts / ranks, int64_t{1}) * ranks, state.cut.name)
+          .with_note(
+              "help: chunks and other axes have cut it before; all axes of `shard` together divide "
+              "each chunk");
     return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
                 seed.dim, quote_control(value.name), to_string(value.type), parts, state.cut.name);
+  }
   return Layout{kCut, seed.dim, outer, {}, seed.zigzag};
 }
 
