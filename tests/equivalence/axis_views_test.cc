@@ -39,6 +39,10 @@ std::string usp(const std::string& axes, const std::string& order) {
       "  - shard: {{attention: \"**\", by: ring, over: ring}}\n",
       axes, order);
 }
+// Products of tokens in pieces, of which each has its share of all blocks of both axes.
+const std::string kPieces =
+    R"(  - split: {scope: ["**/h/{layer}/fc", "**/h/{layer}/fc_out"], dim: 1, into: 2, within: [ring, u]}
+)";
 // A ring along each of two axes: while keys of one group go to the next, those of its ranks go
 // round within it (LoongTrain; Gu et al., 2024, arXiv 2406.18485).
 std::string two_rings(const std::string& axes, const std::string& order) {
@@ -108,6 +112,7 @@ std::vector<Case> cases() {
   return {
       {"usp", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "contiguous")},
       {"usp_zigzag", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "zigzag")},
+      {"usp_in_pieces", "gpt-deep", "{ring: 2, u: 2}", usp("ring, u", "zigzag") + kPieces},
       {"heads_over_two_apart", "gpt-deep", "{a: 2, b: 2}",
        "  - shard: {input: \"*\", dim: 1, over: [b, a]}\n"
        "  - shard: {match: [\"**\", \"!**/wte/*\"], dim: none, over: [a, b]}\n"
@@ -427,6 +432,11 @@ TEST(AxisViews, WhatIsNoProductIsRefused) {
   EXPECT_EQ(says(refusal("{a: 2, x: 2, b: 2}",
                          "  - replicate: {over: [a, b]}\n  - replicate: {over: x}\n"),
                  "6:23: error: not supported: replicas over [a, b], which are no axis together"),
+            "");
+  EXPECT_EQ(says(refusal("{ring: 2, u: 2}",
+                         usp("ring, u", "zigzag") +
+                             "  - split: {scope: [\"**/{layer}/mlp/**\"], dim: 1, into: 2}\n"),
+                 "names all axes that cut these, so that a part has its share"),
             "");
   EXPECT_EQ(says(refusal("{pp: 2, a: 2}",
                          "  - place: {where: {stage: s}, on: {pp: s}}\n"

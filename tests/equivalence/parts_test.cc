@@ -45,6 +45,16 @@ const std::string kBeside =
   - split: {scope: "**/h/{layer}/proj", dim: 1, into: 4, within: tp, as: written}
 )";
 
+// Blocks over two axes, of which one has another use.
+const std::string kPiecesOfAxes =
+    R"(  - split: {scope: ["**/h/{layer}/fc", "**/h/{layer}/fc_out"], dim: 1, into: 2, within: [tp, u]}
+  - shard: {scope: "**/ln_*", dim: 1, over: [tp, u]}
+  - shard: {match: "**/fc/*", dim: 0, over: [tp, u]}
+  - shard: {match: "**/fc_out/weight", dim: 1, over: [tp, u]}
+  - shard: {match: "**/qkv/*", dim: 0, over: tp}
+  - shard: {match: "**/proj/weight", dim: 1, over: tp}
+)";
+
 // Runs of states are cut once more from runs.
 const std::string kNested = R"(  - replicate: {over: node, shard: [optimizer]}
   - replicate: {over: gpu, shard: [optimizer, gradients]}
@@ -147,6 +157,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"units_tp", kUnits + kGptTensor, "{tp: 2}"},
         Case{"samples_tp", kSamplesInTurn + kGptTensor, "{tp: 2}"},
         Case{"pieces_tp", kPieces + kGptTensor, "{tp: 2}"},
+        Case{"pieces_of_axes", kPiecesOfAxes, "{tp: 2, u: 2}"},
         Case{"columns_tp", kColumns + kGptTensor, "{tp: 2}"},
         Case{"again_in_some", kBatch + kTokens +
                                   R"(  - recompute: {where: {part: "<2"}}
@@ -178,8 +189,9 @@ void expect_divergence(const Case& c) {
     for (Program& program : role.programs)
       for (ProgramOp& op : program.ops) {
         std::vector<int64_t> starts = op.attrs.integers("starts"), ends = op.attrs.integers("ends");
-        if (op.op != "Slice" || starts.size() < 2 || starts[1] == 0) continue;
-        ends[1] -= starts[1], starts[1] = 0;  // the first part again
+        const size_t dim = starts.size() == 4 ? 2 : 1;  // in blocks, or of all tokens
+        if (op.op != "Slice" || starts.size() < 2 || starts[dim] == 0) continue;
+        ends[dim] -= starts[dim], starts[dim] = 0;  // the first part again
         op.attrs.set("starts", starts), op.attrs.set("ends", ends);
         ++changed;
       }
@@ -197,6 +209,7 @@ TEST(PartsControl, OtherNumbersDiverge) {
   NEED_MODEL("gpt");
   expect_divergence({"", kBatch + kTokens});
   expect_divergence({"", kBatch + kPartByPart, "{pp: 1}"});
+  expect_divergence({"", kPiecesOfAxes, "{tp: 2, u: 2}"});
 }
 
 // A wrong part in a plan is found, wherever it is: one used twice in a sum or a concatenation, or
@@ -225,11 +238,12 @@ TEST(PartsControl, WrongPartsAreFound) {
   }
 }
 
-// Messages of a kind over tp in a step, and their bytes.
-std::pair<int64_t, int64_t> sent(const Compiled& compiled, InstructionKind kind) {
+// Messages of a kind over an axis in a step, and their bytes.
+std::pair<int64_t, int64_t> sent(const Compiled& compiled, InstructionKind kind,
+                                 const std::string& axis = "tp") {
   std::pair<int64_t, int64_t> all;
   for (const TrafficSummary& each : summarise(compiled.set).roles[0].traffic)
-    if (each.kind == kind && each.over == "tp" && each.dtype == DType::kF32)
+    if (each.kind == kind && each.over == axis && each.dtype == DType::kF32)
       all.first += each.messages, all.second += each.bytes;
   return all;
 }
@@ -261,6 +275,23 @@ TEST(PartsOfRegions, OfSeveralSplitsSendByThemselves) {
   const auto all = compile_parts({"", kPieces + kBeside + kGptTensor, "{tp: 2}"}, false);
   ASSERT_TRUE(all) << print_error(all.error());
   EXPECT_EQ(sent(*all, InstructionKind::kReduceScatter).first, 8 * 4 * 4);
+}
+
+// So do parts of blocks over two axes, along each of them.
+TEST(PartsOfRegions, OfBlocksOverTwoAxesSendByThemselves) {
+  NEED_MODEL("gpt");
+  std::string once = kPiecesOfAxes;
+  once.replace(once.find("into: 2"), 7, "into: 1");
+  const auto whole = compile_parts({"", once, "{tp: 2, u: 2}"}, false),
+             parts = compile_parts({"", kPiecesOfAxes, "{tp: 2, u: 2}"}, false);
+  ASSERT_TRUE(whole && parts) << print_error(whole ? parts.error() : whole.error());
+  for (const char* const axis : {"tp", "u"})
+    for (const InstructionKind kind :
+         {InstructionKind::kAllGather, InstructionKind::kReduceScatter}) {
+      const auto one = sent(*whole, kind, axis), two = sent(*parts, kind, axis);
+      EXPECT_GE(two.first, one.first + 8) << axis << " " << to_string(kind);
+      EXPECT_EQ(two.second, one.second) << axis << " " << to_string(kind);
+    }
 }
 
 int64_t step_bytes(const Compiled& compiled) {

@@ -25,7 +25,8 @@ struct Split {
   std::optional<By> by;  // what is equal in all of these
   int64_t into = 1;
   std::string as = "mb";
-  std::string within;  // a mesh axis, in each of whose blocks of the dim a part has its share
+  // Mesh axes, in each of whose blocks of the dim a part has its share.
+  std::vector<std::string> within;
   SourceSpan at, scope_at, tensor_at, dim_at, within_at, sizes_at;
   bool of_chunks() const { return of_tokens || of_samples; }
   bool of_batch() const { return !scope && !of_chunks(); }

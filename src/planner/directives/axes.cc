@@ -20,6 +20,8 @@ std::vector<Over> overs_of(Strategy& strategy) {
   for (Replicate& one : strategy.replicates)
     all.push_back({&one.over, one.at, one.over_at, "replicate"});
   for (ShardRule& one : strategy.shards) all.push_back({&one.over, one.at, one.over_at, "shard"});
+  for (Split& one : strategy.splits)
+    if (!one.within.empty()) all.push_back({&one.within, one.at, one.within_at, "split"});
   return all;
 }
 
@@ -71,9 +73,6 @@ std::string named_alone(Strategy& strategy, const Axes& axes) {
 
 // Returns which entry names one of the axes by itself; empty: none does.
 std::string entry_naming(const Strategy& strategy, const Axes& axes) {
-  for (const Split& split : strategy.splits)
-    if (contains(axes, split.within))
-      return fmt::format("'split' at line {} names '{}'", split.within_at.line, split.within);
   for (const Place& place : strategy.places)
     for (const auto& [name, coordinate] : place.on)
       if (contains(axes, name))

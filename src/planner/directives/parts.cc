@@ -27,10 +27,8 @@ class PartFinder {
     for (const std::string& tag : apart) apart_.push_back(graph.tag_index(tag));
   }
 
-  Result<PartCut> find(const std::vector<MeshAxis>& mesh) {
+  Result<PartCut> find() {
     PIPER_TRY(find_regions());
-    for (const MeshAxis& axis : mesh)
-      if (axis.name == split_.within) cut_.outer = axis.size;
     cut_.name = split_.as;
     cut_.into = split_.into;
     cut_.at = split_.at;
@@ -294,7 +292,7 @@ Error pass_beside_parts(const Order& order, const Split& split, const std::strin
 std::vector<bool> ops_in_parts(const Graph& graph, const Split& split) {
   PartFinder finder(graph, split, 0, {});
   std::vector<bool> in_parts(graph.nodes.size());
-  const Result<PartCut> cut = finder.find({});  // apply_parts says what is wrong with it
+  const Result<PartCut> cut = finder.find();  // apply_parts says what is wrong with it
   for (size_t n = 0; cut && n < in_parts.size(); ++n) in_parts[n] = cut->region[n] != kOutside;
   return in_parts;
 }
@@ -360,6 +358,21 @@ bool joins_layers(const Graph& graph, const Split& split) {
   return false;
 }
 
+// Returns into how many blocks axes cut the dim of which a part has its share in each; 0: none do.
+int64_t blocks_within(const Strategy& strategy, const Split& split) {
+  if (split.within.empty()) return 0;
+  const auto is_named = [&](const std::string& axis) {
+    return std::ranges::count(split.within, axis) > 0;
+  };
+  int64_t blocks = 1;
+  for (const MeshAxis& axis : strategy.mesh)
+    if (is_named(axis.name)) blocks *= axis.size;
+  const bool has_two_a_rank = std::ranges::any_of(strategy.shards, [&](const ShardRule& rule) {
+    return rule.zigzag && is_named(rule.over.front());
+  });
+  return has_two_a_rank ? 2 * blocks : blocks;
+}
+
 }  // namespace
 
 bool casts_state(const Graph& graph, const Node& node) {
@@ -374,7 +387,8 @@ Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& ou
   for (const Split& split : strategy.splits) {
     if (!split.of_region()) continue;
     PartFinder finder(step, split, first, apart);
-    PIPER_ASSIGN(PartCut cut, finder.find(strategy.mesh));
+    PIPER_ASSIGN(PartCut cut, finder.find());
+    cut.outer = blocks_within(strategy, split);
     PIPER_TRY(check_once(step, strategy, split, cut));
     first += static_cast<int32_t>(finder.count());
     cut.is_placed = is_placed(strategy, split);

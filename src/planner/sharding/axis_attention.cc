@@ -14,6 +14,7 @@
 #include <algorithm>
 
 #include "axis_rewriter.h"
+#include "parts.h"
 
 namespace piper::axis {
 namespace {
@@ -71,6 +72,17 @@ std::optional<EndOfBlocks> find_end_of_blocks(const State& state, ValueId from) 
   return last;
 }
 
+// Returns whether one device works on tokens in parts: of what ops make, one takes some of dim 1.
+bool has_tokens_in_parts(const Graph& graph) {
+  const int region = graph.tag_index(kRegionOfParts);
+  return region >= 0 && std::ranges::any_of(graph.nodes, [&](const Node& node) {
+           if (node.op != "Slice" || graph.tag(node, region) == kNoTag) return false;
+           const Value &from = graph.value(node.inputs[0]), &made = graph.value(node.outputs[0]);
+           return from.kind == ValueKind::kNode && made.type.shape.size() > 2 &&
+                  made.type.shape[1] < from.type.shape[1];
+         });
+}
+
 // Says why the queries have no tokens in blocks.
 Error no_tokens(const Rewriter& rewriter, const Node& node, const AttentionCut& how) {
   const State& state = rewriter.state();
@@ -91,6 +103,11 @@ Error no_tokens(const Rewriter& rewriter, const Node& node, const AttentionCut& 
       if (std::ranges::count(error.notes, cut) == 0) error.notes.push_back(std::move(cut));
     }
   }
+  if (cuts_tokens && has_tokens_in_parts(state.graph))
+    return std::move(error).with_note(
+        fmt::format("help: a 'split' of tokens in parts names all axes that cut these, so that a "
+                    "part has its share of each rank's block: `within: {}`",
+                    axis));
   const bool is_due_to_others = cuts_tokens && places_weights;
   if (const auto end = find_end_of_blocks(state, node.inputs[0]); is_due_to_others && end) {
     const Node& reader = state.graph.node(end->node);

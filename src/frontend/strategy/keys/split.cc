@@ -170,8 +170,8 @@ constexpr Field kSplitKeys[] = {
      "What chunks of tokens have in common: tokens, the same number; cost, the same time, so that "
      "later chunks are shorter. Default tokens.",
      member<&Split::by>},
-    {"within", kAxis, kOptional,
-     "A mesh axis that also cuts the dim: a part has its share of each rank's block.",
+    {"within", kAxes, kOptional,
+     "A mesh axis, or several, that also cut the dim: a part has its share of each rank's block.",
      located<&Split::within, &Split::within_at>},
     {"as", kName, kStated,
      "Name of the microbatch coordinate, default mb; of the tag that chunks of tokens have, "
