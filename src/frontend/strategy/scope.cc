@@ -348,6 +348,7 @@ Status check_axis(std::string_view name, const SourceSpan& at, const Names& name
   if (contains(names.axes, name)) return ok_status();
   Error error =
       fail(at, "unknown mesh axis {}{}", yaml::shown(name), did_you_mean(name, names.axes));
+  if (contains(names.tags, name)) error.notes.push_back(fmt::format("'{}' is a tag", name));
   if (names.axes.empty()) return std::move(error).with_note("help: name the axes under 'mesh'");
   return std::move(error).with_note(fmt::format("the axes are {}", join(names.axes, ", ")));
 }

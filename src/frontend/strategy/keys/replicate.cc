@@ -15,7 +15,14 @@ Status read_over(const Field& field, const yaml::Entry& entry, const Reading& re
   Names names = reading.names;
   names.axes.insert(names.axes.end(), names.placed.begin(), names.placed.end());
   out.over_at = entry.value.at;
-  return read_value(field, entry.value, {reading.scope, names, reading.strategy}, out.over);
+  Status read = read_value(field, entry.value, {reading.scope, names, reading.strategy}, out.over);
+  const bool names_tag = std::ranges::any_of(
+      names.tags, [&](const std::string& tag) { return entry.value.text == tag; });
+  if (read || !names_tag) return read;
+  return std::move(read).error().with_note(
+      "help: gradients of microbatches, chunks and shares are added up without a 'replicate', "
+      "which is for ranks that have the same parameters: those of a mesh axis, or of a tag that "
+      "'place' computes from the microbatch, as `tags: {dir: \"mb >= M/2\"}`");
 }
 
 // ---- shard: each kind of state is cut with those before it --------------------------------------
