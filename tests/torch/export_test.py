@@ -24,6 +24,7 @@ import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+import torch.utils.checkpoint  # noqa: E402
 from export import NotExported, export  # noqa: E402
 from exporter.equivalents import EQUIVALENTS, instance_norm  # noqa: E402
 from exporter.programs import train_in_piper  # noqa: E402
@@ -653,7 +654,33 @@ class Odd(nn.Module):
         return (h.square() if (x > 100).any() else h).mean()
 
     def jacobian(self, h, x):
-        return torch.func.vmap(torch.func.grad(lambda row: self.fc(row).tanh().sum()))(x).square().mean()
+        """Gradients by transforms: of each sample, with respect to weights that all of them have, too, and of gradients."""
+        layer = lambda held, row: torch.func.functional_call(self.fc, held, (row,)).tanh()  # noqa: E731
+        held = dict(self.fc.named_parameters())
+        each = torch.func.vmap(torch.func.grad(lambda held, row: layer(held, row).sum()), in_dims=(None, 0))(held, x)
+        step, value = torch.func.grad_and_value(lambda held: layer(held, x).square().mean())(held)
+        turned = layer({name: one - 0.1 * step[name] for name, one in held.items()}, x).mean() + value
+        slopes = torch.func.vmap(torch.func.jacrev(lambda row: layer(held, row)))(x)
+        pulled, = torch.func.vjp(lambda held: layer(held, x).sin(), held)[1](x)
+        return each["weight"].square().mean() + turned + slopes.square().mean() + pulled["weight"].pow(3).sum()
+
+    def forwards(self, h, x):
+        return torch.func.vmap(torch.func.jacfwd(lambda row: self.fc(row).tanh()))(x).square().mean()
+
+    def again(self, h, x):
+        """What runs twice, of a tensor that has a gradient, and of one that has none, and so has nothing within; and what is computed for inference."""
+        run = lambda value: torch.utils.checkpoint.checkpoint(lambda one: F.linear(one, self.fc.weight).tanh(), value, use_reentrant=True)  # noqa: E731
+        with torch.inference_mode():
+            wanted = self.fc(x.sin()).clone()
+        return (run(h) * run(x) * wanted.clone()).square().mean()
+
+    def lengths(self, h, x):
+        """How many elements a mask chooses, as forward asks for it."""
+        few, ones = h[x[:, 0] > -0.5], h[x > 0]
+        out = few.sum() / len(few) + few.square().sum() / max(1, few.shape[0] - 1) + ones.sin().sum() / max(len(ones), 1) + (torch.ones(len(few), 4) * few).cos().mean()
+        if few.shape[0] > 0 and ones.numel():
+            out = out + (few * x[0]).mean() * few.size(0)
+        return out if len(ones) == 0 else out + ones.mean() / ones.numel()
 
     def inner(self, h, x):
         copied = h.detach().requires_grad_(True)
@@ -1101,7 +1128,9 @@ def main():
         assert counts.steps == 0 and not counts.kept, "the module has changed"
         counts(batches[0])
         cases.append((said(counts, (batches[0],), path), ["refused: the module holds 'kept', a result of an earlier forward"]))
-        cases.append((said(Counts(momentum=None), (batches[0],), path), ["refused: 'norm' is a BatchNorm1d with momentum=None"]))
+        averages = Counts(momentum=None)
+        cases.append((said(averages, (batches[0],), path), ["buffers norm.running_mean, norm.running_var, norm.num_batches_tracked", "is one of PyTorch"]))
+        assert "warning" not in cases[-1][0] and differences_after(averages, batches, path) == []
         cases.append((said(Otherwise(), (batches[0], torch.randint(0, 4, (4, 4))), path), ["is one of PyTorch"]))
         hidden = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0], [1, 0, 0]])
         cases.append((said(Hidden(), (torch.randn(4, 3, 4), hidden), path), ["is one of PyTorch: loss"]))
@@ -1140,6 +1169,7 @@ def main():
         off = ["is one of PyTorch, with its dropout off: loss"]
         parts = [(nn.LSTM(4, 4, 2, proj_size=2, bidirectional=True), ["is one of PyTorch: loss"]),
                  (nn.LSTM(4, 4, 2, dropout=0.4), off), (nn.Dropout(1.0), off), (nn.TransformerEncoderLayer(4, 2, 8, 0.3, batch_first=True), off), (nn.LazyLinear(4), ["refused: 'part' is a LazyLinear whose 'weight' has no shape yet"]),
+                 (nn.Embedding(4, 4, max_norm=1.0), ["refused: 'part' is an Embedding with max_norm"]),
                  (torch.jit.script(nn.Linear(4, 4)), ["refused: 'part' is a RecursiveScriptModule, made by torch.jit.script", "not supported"])]
         for part, words in parts:
             odd = Odd("through", part)
@@ -1154,7 +1184,8 @@ def main():
                    kept=["is one of PyTorch: loss"], rotates=["is one of PyTorch: loss"], headless=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"], registers=["is one of PyTorch: loss"],
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
                    penalty=["is one of PyTorch: loss"], inner=["is one of PyTorch: loss"], masked=off, four=["the batch stays 4: the module does not take another (The size of tensor a (8)", "is one of PyTorch: loss"], some=["is one of PyTorch: loss", "forward asks whether a mask has such an element (", "export_test.py:"],
-                   none=["depends on values that inputs or parameters decide: return (h.square() if (x > 100).any() else h)"], jacobian=["refused: forward calls torch.func.grad", "export_test.py:"],
+                   none=["depends on values that inputs or parameters decide: return (h.square() if (x > 100).any() else h)"], jacobian=["is one of PyTorch: loss"], forwards=["refused: forward calls torch.func.jacfwd", "export_test.py:"],
+                   again=["is one of PyTorch: loss"], lengths=["is one of PyTorch: loss", "forward asks whether a mask has such an element ("],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, routed=["is one of PyTorch: loss"], stable=["is one of PyTorch: loss"], modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
                    counted_labels=["bincount returns `minlength` counts", "is one of PyTorch: loss"], diagonals=["is one of PyTorch: loss"],
@@ -1170,8 +1201,9 @@ def main():
                 cases.append((said(odd, (batches[0],), path), words))
             assert kind != "masked" or train_in_piper(BIN, path, path.parent, {"batch/0/x": batches[0]}, 4, 0.1, True)[0] < 1e-12
             assert kind != "some" or differences_after(odd, [batches[0], -batches[0].abs(), batches[1]], path) == []
+            assert kind != "lengths" or differences_after(odd, [batches[0], batches[1].abs(), batches[0].flip(0)], path) == []
             assert kind not in ("counted", "multiplied") or "the batch stays" not in cases[-1][0], cases[-1][0]
-            assert kind not in ("kept", "beside", "flagged", "inner", "penalty", "edges", "splines", "unread", "mixed") or differences_after(odd, batches, path) == []
+            assert kind not in ("kept", "beside", "flagged", "inner", "penalty", "jacobian", "edges", "splines", "unread", "mixed") or differences_after(odd, batches, path) == []
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds, **named: input):  # with which the file evaluates as the module seems to
             cases.append((said(Modes(clamps=True), (batches[0],), path), ["is one of PyTorch", "warning: piperc --eval evaluates another model than Modes is after eval()"]))
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds: input * 2):

@@ -306,6 +306,34 @@ def adaptive_softmax_whole():
         kind.forward = own
 
 
+@contextlib.contextmanager
+def averages_of_all_steps():
+    """Batch norms with momentum=None, whose share of a step is one of as many as they have seen: a number to PyTorch, which the tracer does not have."""
+    kind = torch.nn.modules.batchnorm._BatchNorm
+    own = kind.forward
+
+    def forward(self, input):
+        if self.momentum is not None or not self.training or self.running_mean is None:
+            return own(self, input)
+        self._check_input_dim(input)
+        dims, shape = [0, *range(2, input.dim())], [1, -1, *[1] * (input.dim() - 2)]
+        var, mean = torch.var_mean(input, dims, correction=0)
+        kept, count = (self.running_mean.clone(), self.running_var.clone()), input.numel() / input.shape[1]
+        with torch.no_grad():
+            share = 1 / self.num_batches_tracked.add_(1).to(mean.dtype)
+            self.running_mean.mul_(1 - share).add_(share * mean)
+            self.running_var.mul_(1 - share).add_(share * var * count / (count - 1))
+        mean, var = (torch.where(evaluates(), one, other).view(shape) for one, other in zip(kept, (mean, var)))
+        out = (input - mean) * torch.rsqrt(var + self.eps)
+        return out if self.weight is None else out * self.weight.view(shape) + self.bias.view(shape)
+
+    kind.forward = forward
+    try:
+        yield
+    finally:
+        kind.forward = own
+
+
 def adaptive_avg_pool3d(input, output_size):
     """Along one dim after the other: a mean of means over windows of one size is the mean of all."""
     wanted = [output_size] * 3 if isinstance(output_size, int) else output_size

@@ -50,7 +50,7 @@ def depends_on_values(error):
 
 
 def is_transformed(error):
-    """Of the tracer's, within a gradient by torch.func."""
+    """Of the tracer's, within a transform by torch.func."""
     return any(frame.filename.endswith(os.path.join("_functorch", "eager_transforms.py")) for frame in traceback.extract_tb(error.__traceback__))
 
 

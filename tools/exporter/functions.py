@@ -6,6 +6,7 @@ import types
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 PROBES = 4  # calls of each class that are looked at
 FAR = 2.0**30  # times which a gradient is still a number: a backward that clips it does not hide there
@@ -17,7 +18,7 @@ class Functions:
     """While it is entered, keeps what classes of them are called with."""
 
     def __enter__(self):
-        self.calls, self.kinds = {}, {}
+        self.calls, self.kinds, self.again = {}, {}, []
         self.seen = handled(self.keep)
         self.seen.__enter__()
         return self
@@ -26,6 +27,9 @@ class Functions:
         self.seen.__exit__(*error)
 
     def keep(self, own, cls, args, kwargs):
+        if cls is CheckpointFunction:  # whose backward runs forward again: of tensors of which none has a gradient, it has none either
+            self.again.append(any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args))
+            return own(cls, *args, **kwargs)
         calls = self.calls.setdefault(cls, [])
         if len(calls) < PROBES and not cls.__module__.startswith("torch."):
             calls.append([arg.detach().clone().requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args])
@@ -61,9 +65,13 @@ class Functions:
 
     def written(self):
         """While it is entered, forward is called with the slope beside it where the backward scales."""
+        self.left = [*self.again]
         return handled(self.call)
 
     def call(self, own, cls, args, kwargs):
+        if cls is CheckpointFunction:
+            with contextlib.nullcontext() if self.left.pop(0) else torch.no_grad():
+                return args[0](*args[2:])
         if self.kinds.get(cls) not in (SCALES, SUMS):
             return own(cls, *args, **kwargs)
         out, context = forward_of(cls, args)

@@ -1,10 +1,16 @@
-"""Gradients that forward computes itself, by torch.autograd.grad: of an energy with respect to places, of a critic with respect to its input. The
-tracer sees one call, whose place the ops of the gradient take, once all else is known."""
+"""Gradients that forward computes itself, by torch.autograd.grad or the transforms of torch.func: of an energy with respect to places, of a critic with
+respect to its input. The tracer sees one call, whose place the ops of the gradient take, once all else is known."""
+import contextlib
 import operator
 
 import torch
+from torch._C import _functorch
+from torch._functorch import eager_transforms
 from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._functorch.predispatch import _add_batch_dim
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from .decompositions import Parts
 
@@ -33,6 +39,54 @@ def gradient_in_graph(outputs, inputs, grad_outputs=None, retain_graph=None, cre
     along = [torch.ones_like(out) if by is None else by.expand_as(out) for out, by in zip(outputs, along * len(outputs) if along == [None] else along)]
     found = torch.ops.piper.gradient(outputs, inputs, along)
     return tuple(one if create_graph else one.detach() for one in found)
+
+
+@contextlib.contextmanager
+def transforms_in_graph():
+    """torch.func's transforms differentiate by levels of tensors within tensors, of which the tracer sees nothing: grad, vjp, jacrev and hessian call the
+    gradient of what they are given instead."""
+    def along(outputs, inputs, grad_outputs=None, retain_graph=None, create_graph=True):
+        by = [torch.ones_like(out) for out in outputs] if grad_outputs is None else [*grad_outputs]
+        return tuple(torch.ops.piper.gradient([*outputs], [*inputs], by))
+
+    others = dict(grad_increment_nesting=lambda: contextlib.nullcontext(0), _wrap_all_tensors=lambda values, _: pytree.tree_map_only(torch.Tensor, batched_anew, values),
+                  _create_differentiable=lambda values, level=None: values, _undo_create_differentiable=lambda values, level=None: values,
+                  _autograd_grad=along, jacfwd=eager_transforms.jacrev)
+    own = {name: getattr(eager_transforms, name) for name in others}
+    vars(eager_transforms).update(others)
+    try:
+        yield
+    finally:
+        vars(eager_transforms).update(own)
+
+
+def batched_anew(value):
+    """The tensor under another name, with a batch of its own for each vmap that is under way: its gradient has one, also where it has none."""
+    value = value.view_as(value)
+    for interpreter in retrieve_all_functorch_interpreters():
+        if not is_of_level(value, interpreter.level()):
+            value = _add_batch_dim(value.unsqueeze(0).expand(interpreter.batch_size(), *value.shape), 0, interpreter.level())
+    return value
+
+
+def is_of_level(value, level):
+    while _functorch.is_batchedtensor(value):
+        if _functorch.maybe_get_level(value) == level:
+            return True
+        value = _functorch.get_unwrapped(value)
+    return False
+
+
+@torch.library.register_vmap("piper::gradient", lib=LIBRARY)
+def gradient_of_rows(info, dims, *values):
+    """Within vmap: of samples, of which each depends on its own, or along several directions, as a jacobian is."""
+    outputs, inputs, along = values
+    in_front = lambda at: [one if dim in (None, 0) else one.movedim(dim, 0) for dim, one in zip(dims[at], values[at])]  # noqa: E731
+    if any(dim is not None for each in dims[:2] for dim in each):
+        whole = lambda at: [one if dim is not None else one.expand(info.batch_size, *one.shape) for dim, one in zip(dims[at], in_front(at))]  # noqa: E731
+        return torch.ops.piper.gradient(whole(0), inputs, whole(2)), [*dims[1]]
+    each = [torch.ops.piper.gradient(outputs, inputs, [one if dim is None else one[k] for dim, one in zip(dims[2], in_front(2))]) for k in range(info.batch_size)]
+    return [torch.stack(rows) for rows in zip(*each)], [0] * len(inputs)
 
 
 def write_gradients(program):

@@ -13,14 +13,15 @@ from torch.utils import _pytree as pytree
 
 from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_of_batch
 from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies, write_diagonals, write_statistics
-from .equivalents import adaptive_softmax_whole
+from .equivalents import adaptive_softmax_whole, averages_of_all_steps
 from .errors import NotExported, depends_on_values, first_line, is_transformed, makes_a_constant, place_of_error, place_of_node
 from .functions import CURVED, OTHER, SCALES, SUMS, Functions
-from .gradients import write_gradients
+from .gradients import transforms_in_graph, write_gradients
 from .kept import Kept
 from .packed import packed_whole
+from .selection import choosing_some, lengths_of_chosen
 from .unsupported import refuse_parts
-from .watching import Asked, Expected, HostDraws, Watch, experts_in_batches, hooks_of, lengths_are_sizes, parameters_stay, quietly, untold, unvalidated
+from .watching import Asked, Expected, HostDraws, Watch, experts_in_batches, hooks_of, inference_is_no_grad, lengths_are_sizes, parameters_stay, quietly, untold, unvalidated
 from .weightless import leave_out
 
 PARAMETERS, UNTOUCHED, SIGNATURE = "piper.parameters", "piper.untouched", "pkg.torch.export.ExportedProgram.graph_signature"
@@ -40,13 +41,9 @@ class Export:
         self.dims = choose_batch(self.inputs, batch)
         self.size = size_of_batch(self.inputs, self.dims)
         self.fixed = ""  # why the batch is, where it was to be left open
+        self.takes_some = False  # masks are taken to choose something, as they do of the example batch
         self.most = 0  # samples with which forward takes the way that is written; 0: any number of them
         self.quiet = False
-        for name, norm in module.named_modules():
-            if isinstance(norm, torch.nn.modules.batchnorm._BatchNorm) and norm.training and norm.track_running_stats and norm.momentum is None:
-                raise NotExported(f"'{name}' is a {type(norm).__name__} with momentum=None, which averages over all steps: that is not supported. Give it a momentum, "
-                                  "such as 0.1, or put it in eval mode")
-
         self.refuse_hooks(hooks_of(module))
 
     @staticmethod
@@ -121,7 +118,7 @@ class Export:
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         whole = lambda leaf: not leaf.is_floating_point() and not leaf.is_complex()  # noqa: E731
         asked = Asked([*filterfalse(whole, tensors), *self.module.parameters()], filter(whole, tensors), self.module.buffers())
-        with quietly(), torch.enable_grad(), asked:
+        with quietly(), torch.enable_grad(), lengths_of_chosen(), asked:
             try:
                 out = self.module(*args, **kwargs)
                 self.asks_finite, self.checks, self.asks_found, self.asks_inputs = asked.asks_finite, asked.checks, asked.asks_found, asked.asks_inputs
@@ -162,16 +159,20 @@ class Export:
                 if fewer and fewer >= self.size:
                     self.most = fewer
                     return attempt(fewer)
-                try:
-                    with untold():
-                        return traced(most)
-                except Exception as second:
-                    further = depends_on_values(second) and not depends_on_values(error)
-                    raise (second if further else error) from None
+                for way in (choosing_some, untold) if depends_on_values(error) else (untold,):
+                    try:
+                        with way():
+                            program = traced(most)
+                        self.takes_some = way is choosing_some
+                        return program
+                    except Exception as second:
+                        if depends_on_values(second) and not depends_on_values(error):
+                            raise second from None
+                raise error from None
 
         def traced(most):
-            with (Asked(answers=self.answers) as asked, self.compared_with_expected(asked.expected), parameters_stay(), unvalidated(), packed_whole(),
-                  adaptive_softmax_whole(), self.functions.written()):
+            with (Asked(answers=self.answers) as asked, self.compared_with_expected(asked.expected), parameters_stay(), unvalidated(), lengths_of_chosen(), packed_whole(),
+                  adaptive_softmax_whole(), averages_of_all_steps(), transforms_in_graph(), inference_is_no_grad(), self.functions.written()):
                 return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(most), strict=False)
 
         if self.size and not self.fixed:
@@ -190,8 +191,8 @@ class Export:
             return attempt(0)
         except Exception as error:
             if is_transformed(error):
-                raise NotExported(f"forward calls torch.func.grad, or a function that calls it{place_of_error(error)}: that is not supported. Call requires_grad_() on its "
-                                  "argument and torch.autograd.grad(…, create_graph=True) instead") from error
+                raise NotExported(f"forward calls torch.func.jacfwd, or another transform by forward differentiation{place_of_error(error)}: that is not supported. Call "
+                                  "torch.func.grad, vjp, jacrev or hessian instead") from error
             if self.watch.gradients:
                 raise NotExported(f"forward computes gradients itself ({', '.join(sorted(self.watch.gradients))}): that is supported by torch.autograd.grad alone, of what "
                                   f"the tracer follows. {first_line(error)}") from error
@@ -414,9 +415,9 @@ class Export:
             lines.append("  without their values, for piperc --dry-run; not compared with PyTorch")
         if self.asks_finite:
             lines.append("  forward asks whether numbers are finite: in the file they are as on the example batch")
-        if self.asks_found:
-            lines.append(f"  forward asks whether a mask has such an element ({', '.join(sorted(self.asks_found)[:4])}): the file has the way of the example batch, on which it "
-                         "has, also for masks without one")
+        if self.asks_found or self.takes_some:
+            where = f" ({', '.join(sorted(self.asks_found)[:4])})" if self.asks_found else ""
+            lines.append(f"  forward asks whether a mask has such an element{where}: the file has the way of the example batch, on which it has, also for masks without one")
         if self.asks_inputs and self.loss is not None:
             lines.append(f"  forward asks inputs for numbers, such as how long the longest is ({', '.join(sorted(self.asks_inputs)[:4])}): the file has those of the "
                          "example batch. For a batch with others its loss is NaN, at which a run stops")

@@ -1,9 +1,13 @@
 """What a mask chooses of a tensor, x[mask]: how much that is depends on values, which no file can hold. It is computed of all elements, and those
 that are not chosen are left out where a sum, a mean or a loss is made of them, or where they are put back, y[mask] = …"""
+import builtins
+import contextlib
+import functools
 import math
 import weakref
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .errors import NotExported
 
@@ -197,7 +201,7 @@ def of_chosen(func, name, args, kwargs):
         if not rest and (dim is None and not keepdim or dim == 0 and type(dim) is int and name in OVER_ROWS):
             return reduced(first, rows, name, dim, keepdim)
     if name == "numel":
-        return widened(rows, first).expand_as(first).sum()
+        return counted(widened(rows, first).expand_as(first).sum(), None)
     weighs = name in OF_LABELS and len(others) == 1 and kwargs.get("weight") is others[0]
     weighs = weighs or name in LOSSES and all(value.dim() < whole.dim() for value in others) and is_chosen(first) and is_chosen(args[1] if len(args) > 1 else None)
     if together and name in OF_LABELS | LOSSES and (weighs or not others) and len(args) <= 2:
@@ -217,6 +221,7 @@ def really(value):
 ATTRIBUTES = {"device", "dtype", "is_cuda", "is_sparse", "layout", "ndim", "requires_grad"}
 MAKES = {"full", "new_full", "new_ones", "new_zeros", "ones", "zeros"}
 KINDS = {"data_ptr", "dim", "get_device", "is_complex", "is_contiguous", "is_floating_point", "ndimension", "untyped_storage"}
+IS_SOME = []  # not empty while masks are taken to choose something
 COUNTS = weakref.WeakValueDictionary()  # by how many they are, which is a name to the tracer, the rows that are chosen
 
 
@@ -241,11 +246,65 @@ def count_of(mask, rows):
             rows.mask = mask
         if isinstance(rows.count, torch.SymInt):
             COUNTS[key_of(rows.count)] = rows
+            if IS_SOME:
+                torch._check(rows.count > 0)
     return rows.count
 
 
-def key_of(size):
-    return id(size.node.shape_env), str(size.node.expr)
+def key_of(size, expression=None):
+    return id(size.node.shape_env), str(size.node.expr if expression is None else expression)
+
+
+def counted(count, rows):
+    """A tensor that says how many elements are chosen, or `rows` of them."""
+    count.counted, count.of = True, rows
+    return count
+
+
+@contextlib.contextmanager
+def lengths_of_chosen():
+    """len(x) and max(n, 1) of what is chosen are tensors, of which Python would make numbers."""
+    length, largest = builtins.len, builtins.max
+
+    def length_of(value):
+        return counted(value.chosen[1].sum(), value.chosen) if is_chosen(value) and not value.along else length(value)
+
+    def largest_of(*values, **options):
+        counts = [value for value in values if getattr(value, "counted", False)]
+        return counts[0].clamp(min=values[values[0] is counts[0]]) if counts and length(values) == 2 and not options else largest(*values, **options)
+
+    builtins.len, builtins.max = length_of, largest_of
+    try:
+        yield
+    finally:
+        builtins.len, builtins.max = length, largest
+
+
+@contextlib.contextmanager
+def choosing_some():
+    """Sizes of what is chosen are not zero, which forward asks."""
+    IS_SOME.append(True)
+    try:
+        yield
+    finally:
+        IS_SOME.pop()
+
+
+ARITHMETIC = {"add", "div", "floordiv", "mul", "rdiv", "rmul", "rsub", "rtruediv", "sub", "true_divide", "truediv"}
+
+
+def by_counts(args):
+    """The arguments, with sizes that are how many elements are chosen as tensors."""
+    return [number_of(arg) if isinstance(arg, torch.SymInt) else arg for arg in args]
+
+
+def number_of(size):
+    found = {str(symbol): COUNTS.get(key_of(size, symbol)) for symbol in free_unbacked_symbols(size)}
+    if not found or any(rows is None for rows in found.values()):
+        return size
+    extreme = lambda by: lambda *values: functools.reduce(by, map(torch.as_tensor, values))  # noqa: E731
+    names = {name: rows.sum() for name, rows in found.items()} | dict(Max=extreme(torch.maximum), Min=extreme(torch.minimum))
+    return eval(str(size.node.expr), {}, names)
 
 
 def as_many(func, name, args, kwargs):
@@ -255,11 +314,13 @@ def as_many(func, name, args, kwargs):
         return None
     several = isinstance(args[at], (tuple, list))
     sizes = [*args[at]] if several else [*args[at:]]
-    rows = COUNTS.get(key_of(sizes[0])) if sizes and isinstance(sizes[0], torch.SymInt) else None
+    first = sizes[0] if sizes else None
+    rows = COUNTS.get(key_of(first)) if isinstance(first, torch.SymInt) else None
+    mask, rows = (None if rows is None else getattr(rows, "mask", rows), rows) if not getattr(first, "counted", False) else first.of or (None, None)
     if rows is None:
         return None
     rest = args[at + 1:] if several else ()
-    return noted(func(*args[:at], (rows.shape[0], *sizes[1:]), *rest, **kwargs), getattr(rows, "mask", rows), rows)
+    return noted(func(*args[:at], (rows.shape[0], *sizes[1:]), *rest, **kwargs), mask, rows)
 
 
 def joined(parts, dim):

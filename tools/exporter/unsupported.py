@@ -18,3 +18,6 @@ def refuse_parts(module):
             if value.is_complex():
                 raise NotExported(f"{where} whose parameter '{value_name}' has complex numbers: that is not supported. Make its two parts one parameter of floats, "
                                   "and have forward put them together by torch.view_as_complex")
+        if getattr(part, "max_norm", None) is not None:
+            raise NotExported(f"'{name}' is an {type(part).__name__} with max_norm, by which forward shortens rows of its weight, which is trained: that is not supported. Leave max_norm out, or "
+                              "shorten what it returns: rows * (max_norm / rows.norm(dim=-1, keepdim=True).clamp(min=max_norm))")

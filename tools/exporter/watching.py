@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm, projected_lstm
 from .gradients import gradient_in_graph
 from .packed import is_packed, of_packed
-from .selection import COMPARES, MAKES, as_many, choose, is_chosen, leaves_of, noted, of_chosen, places_in_rows, places_of, version_of, with_recipe
+from .selection import ARITHMETIC, COMPARES, MAKES, as_many, by_counts, choose, is_chosen, leaves_of, noted, of_chosen, places_in_rows, places_of, version_of, with_recipe
 
 
 DROPOUT = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"}
@@ -97,6 +97,8 @@ class Watch(Through):
             found = of_packed(name, args)
             if found is not None:
                 return found
+        if name.strip("_") in ARITHMETIC:
+            args = by_counts(args)
         made = as_many(func, name, args, kwargs) if name in MAKES else None
         if made is not None:
             return made
@@ -177,6 +179,7 @@ class Asked(TorchFunctionMode):
     one that is false) where it has one: what is done with such elements alone is done with none of them, too."""
 
     NUMBERS = {"item", "__int__", "__index__"}
+    OF_SOME = {"eq": 0, "ge": 1, "gt": 0, "le": 0, "lt": 1, "ne": 0}  # number with which a comparison asks whether there is one
     QUESTIONS = {"item", "__bool__", "__int__", "__float__", "__index__", "tolist", "is_nonzero", "equal", "allclose"}
     FINITE, OF_FINITE = {"isfinite", "isinf", "isnan"}, {"all", "any", "logical_not", "__invert__", "bitwise_not", "logical_or", "logical_and", "__or__", "__and__"}
 
@@ -188,7 +191,7 @@ class Asked(TorchFunctionMode):
             self.depends(value, {k})
         self.finite, self.asks_finite, self.checks = {}, False, set()
         self.uniform, self.reads_uniform = {}, False  # what is drawn from [0, 1), and whether anything depends on it
-        self.counts, self.found, self.asks_found = {}, {}, set()  # what any() and all() have returned, and where they are asked
+        self.found, self.asks_found = {}, set()  # what any() and all() have returned, and where they are asked
         self.expected, self.asks_inputs = [], set()  # while it is traced, numbers of inputs with what they were; and where they are asked
         self.tracing, self.answers = answers is not None, {place: list(each) for place, each in (answers or {}).items()}
 
@@ -224,17 +227,16 @@ class Asked(TorchFunctionMode):
             self.reads_uniform |= any(memory in self.uniform for memory in memories)
         if name in ("any", "all") and isinstance(out, torch.Tensor) and out.dim() == 0:
             self.found[memory_of(out)] = out, name == "any"
-        if name == "numel" and isinstance(out, torch.Tensor):  # of what a mask chooses
-            self.counts[memory_of(out)] = out
-        if name.strip("_") in ("eq", "gt", "ne") and len(memories) == 1 and memories[0] in self.counts and args[1] == 0:
-            self.found[memory_of(out)] = out, name.strip("_") != "eq"
+        if name.strip("_") in self.OF_SOME and getattr(args[0], "counted", False) and args[1] == self.OF_SOME[name.strip("_")]:  # of how many a mask chooses
+            self.found[memory_of(out)] = out, name.strip("_") in ("ge", "gt", "ne")
         if name in self.QUESTIONS:
             if depends and all(memory in self.finite for memory in memories):
                 depends, self.asks_finite = set(), True
             elif depends and is_of_check(place_of(name)):
                 depends = set()
                 self.checks.add("{}:{}".format(*place_of(name)))
-            elif depends and len(memories) == 1 and memories[0] in self.found and bool(out) is self.found[memories[0]][1]:
+            elif depends and len(memories) == 1 and (memories[0] in self.found and bool(out) is self.found[memories[0]][1] or
+                                                     name == "__bool__" and getattr(args[0], "counted", False) and out):
                 depends = set()
                 self.asks_found.add("{}:{}".format(*place_of(name)))
             elif depends == {GIVEN} and name in self.NUMBERS and type(out) is int:
@@ -252,7 +254,9 @@ class Asked(TorchFunctionMode):
 
     def answered(self):
         """By place, the answers that every step gives, and None for others."""
-        changes = {None, GIVEN} | {k for k, (value, version, before) in enumerate(self.buffers) if version_of(value) != version or not torch.equal(value, before)}
+        with torch._C.DisableTorchFunction():  # it is no question of forward's
+            same = [version_of(value) == version and torch.equal(value, before) for value, version, before in self.buffers]
+        changes = {None, GIVEN} | {k for k, unchanged in enumerate(same) if not unchanged}
         answers = {place: [None if depends & changes else out for out, depends in each] for place, each in self.answers.items()}
         return {place: each for place, each in answers.items() if any(answer is not None for answer in each)}
 
@@ -409,6 +413,22 @@ def parameters_stay():
         yield
     finally:
         torch.nn.Module.to = own
+
+
+@contextlib.contextmanager
+def inference_is_no_grad():
+    """What is computed in torch.inference_mode has no gradient, of which the tracer notes nothing, as it does of torch.no_grad."""
+    kind, own = torch.inference_mode, (torch.inference_mode.__enter__, torch.inference_mode.__exit__)
+
+    def enter(mode):
+        mode.grads = torch.set_grad_enabled(False) if mode.mode else contextlib.nullcontext()
+        mode.grads.__enter__()
+
+    kind.__enter__, kind.__exit__ = enter, lambda mode, *error: mode.grads.__exit__(*error)
+    try:
+        yield
+    finally:
+        kind.__enter__, kind.__exit__ = own
 
 
 @contextlib.contextmanager
