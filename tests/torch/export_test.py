@@ -719,9 +719,12 @@ class Odd(nn.Module):
         logs = few.log_softmax(-1).gather(1, wanted.unsqueeze(1)).squeeze(1).mean() + F.embedding(wanted, self.fc.weight).square().mean()
         logs = logs + F.normalize(few, dim=-1).sum(0).sin().sum() + F.cosine_similarity(few, x[rows]).mean() + (F.one_hot(wanted, 4) * few).sum() / few.numel()
         logs = logs + torch.cat([few, x[rows]], -1).remainder(0.7).mean(0).square().sum() + h[rows, 1:3].square().mean() + few[:, 1].exp().mean() + few[..., -1].amax() + torch.max(few, x[rows]).square().mean()
+        logs = logs + (few.view(-1, 2, 2) * few[:, None, :2]).sum(dim=1).softmax(dim=1).square().mean()
         logs = logs + few.mean(0, keepdim=True).square().sum() + few.var(0).sum() + few.std(0).sum() + few.amax(0).sin().sum() + torch.linalg.norm(few, dim=1).mean()
         put = h.index_put((rows,), self.fc.bias)
         put[rows, 1:3] = x[0, :2]
+        put[rows, wanted] = few[:, 0]
+        logs = logs + h[rows, wanted].square().sum() / max(1, rows.sum()) + max((x > 9).sum(), 1) * few.mean()
         put[x[:, 1] > 0, 0] = 0.3
         logs = logs + put.sin().sum()
         logs = logs + (few @ self.fc.weight).norm() + few.std() + few.var() + few.min() + h.amax() + h.masked_select(x > 0).square().mean() + few.norm(dim=-1).mean() + F.rms_norm(few, (4,)).sin().mean()
@@ -852,6 +855,9 @@ class Odd(nn.Module):
         chosen, logs = labels >= 0, h[:, None].expand(-1, 6, -1).log_softmax(-1).transpose(0, 1)
         return F.ctc_loss(logs, labels.masked_select(chosen), torch.full_like(labels[:, 0], 6), chosen.sum(-1)) + F.ctc_loss(
             logs, labels.abs().clamp(max=3).reshape(-1), torch.full_like(labels[:, 0], 6), torch.full_like(labels[:, 0], 2))
+
+    def twice(self, h, x):
+        return h[torch.where(h[x[:, 0] > -0.5, 1] > 0)[0]].mean()
 
     def sized(self, h, x):
         longest = int(torch.max((x[:, 0] > 0).long() + 2).item())
@@ -1179,6 +1185,7 @@ def main():
                    cond=["refused: forward compiles parts of itself while it runs", "torch.where"], tiny=["is one of PyTorch: loss"], shifts=["is one of PyTorch: loss"],
                    counted=["is one of PyTorch: loss"], grown=["is one of PyTorch: loss"], multiplied=["is one of PyTorch: loss"], flagged=["is one of PyTorch: loss"], turned=["depends on values that inputs or parameters decide: factor = 2 if self.begun else 3"],
                    finite=["is one of PyTorch: loss", "forward asks whether numbers are finite"], parts=["is one of PyTorch: loss"],
+                   twice=["refused: where() of elements that a mask chooses is not supported (", "export_test.py:", "by both masks"],
                    sized=["what it does there depends on values that inputs or parameters decide (", "int(torch.max("],
                    checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],
                    kept=["is one of PyTorch: loss"], rotates=["is one of PyTorch: loss"], headless=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"], registers=["is one of PyTorch: loss"],
@@ -1191,7 +1198,7 @@ def main():
                    counted_labels=["bincount returns `minlength` counts", "is one of PyTorch: loss"], diagonals=["is one of PyTorch: loss"],
                    edges=["is one of PyTorch: loss", "forward asks whether a mask has such an element ("], splines=["is one of PyTorch: loss", "forward checks values"], skips=["is one of PyTorch: loss"], seldom=["refused: torch.export does not trace Odd", "if torch.rand(1) < 0.1"],
                    unread=["buffers part.running_mean, part.running_var, part.num_batches_tracked", "is one of PyTorch: loss"],
-                   mixed=["is one of PyTorch: loss"], summed=["refused: piperc does not take the file", "how many elements x[mask] has depends on values"], picked=["refused: ", "not supported", "choose by torch.where"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:"], scripted=["refused: nothing is compared: forward does not do the same twice"],
+                   mixed=["is one of PyTorch: loss"], summed=["refused: piperc does not take the file", "how many elements x[mask] has depends on values"], picked=["refused: ", "not supported", "choose by torch.where"], gammas=["refused: torch.onnx does not write Odd: aten.polygamma (", "export_test.py:", "ONNX has no such function"], scripted=["refused: nothing is compared: forward does not do the same twice"],
                    keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],
                    raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])
         for kind, words in few.items():

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from .errors import NotExported
+from .errors import NotExported, place_of_call
 from .linear_algebra import BY_ELIMINATION
 from .selection import harmless, is_mask_of, is_plain, noted
 
@@ -412,7 +412,7 @@ def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_paddi
 def dense(indices, values, size=None, **options):
     """A sparse tensor as one that has its zeros: sums and products of both are the same."""
     if size is None:
-        raise NotExported("sparse_coo_tensor without a size is not supported, as values decide how large it is: give it the size")
+        raise NotExported(f"sparse_coo_tensor without a size is not supported{place_of_call()}, as values decide how large it is: give it the size")
     values = torch.as_tensor(values)
     places = torch.as_tensor(indices)
     return torch.zeros(tuple(size), dtype=values.dtype, device=values.device).index_put(tuple(places.unbind(0)), values, accumulate=True)
@@ -545,7 +545,7 @@ def as_strided(input, size, stride, storage_offset=None):
     order = sorted(range(input.dim()), key=lambda dim: (-input.stride(dim), -input.size(dim)))
     lying = input.permute(order)
     if not lying.is_contiguous() or (storage_offset or own) < own:
-        raise NotExported("as_strided of a part of a tensor is not supported: clone() the part first")
+        raise NotExported(f"as_strided of a part of a tensor is not supported{place_of_call()}: clone() the part first")
     return torch.as_strided(lying if own == 0 else lying.clone(), size, stride, (own if storage_offset is None else storage_offset) - own)
 
 
@@ -596,7 +596,7 @@ def apart(joined, lengths):
         order = torch.where(mask, 0, mask.shape[1]) + torch.arange(mask.shape[1])
         return rows.gather(1, order.sort(dim=1).indices)
     if free_unbacked_symbols(joined.shape[0]):
-        raise NotExported("ctc_loss of targets that are joined to one dim, as many as values decide, is not supported: give them as [batch, length], padded")
+        raise NotExported(f"ctc_loss of targets that are joined to one dim, as many as values decide, is not supported{place_of_call()}: give them as [batch, length], padded")
     at = (lengths.cumsum(0) - lengths)[:, None] + torch.arange(joined.shape[0])
     return joined[at.clamp(max=joined.shape[0] - 1)]
 

@@ -26,6 +26,8 @@ def first_line(error):
     if "unhashable type: non-nested Sym" in said:
         return (f"it compares sizes or numbers that values or the batch decide, as a set or the keys of a dict do{place_of_error(error)}. Compute for the longest, and "
                 "hide the rest by a mask")
+    if said.startswith("No ONNX function found for"):
+        return "ONNX has no such function. Compute it by others in forward, or outside of the module"
     if makes_a_constant(error):
         return "it makes a constant of the size, as a loop over the samples does, and x.shape[0] does not"
     if re.fullmatch(r"\w+\.\w+\.\w+", said):
@@ -56,9 +58,18 @@ def is_transformed(error):
 
 def place_of_error(error):
     """The last line outside of the exporters that was under way, or nothing."""
+    return last_of_program(traceback.extract_tb(error.__traceback__))
+
+
+def place_of_call():
+    """The line of the program that is under way."""
+    return last_of_program(traceback.extract_stack())
+
+
+def last_of_program(frames):
     specs = [importlib.util.find_spec(name) for name in ("torch", "onnx", "onnxscript", "onnx_ir", __package__)]
     libraries = tuple(os.path.join(os.path.dirname(spec.origin), "") for spec in specs if spec)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((*libraries, "<"))]
+    frames = [frame for frame in frames if not frame.filename.startswith((*libraries, "<"))]
     return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
 
 

@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from .errors import NotExported
+from .errors import NotExported, place_of_call
 
 POINTWISE = {"abs", "add", "bfloat16", "ceil", "celu", "clamp", "clip", "clone", "contiguous", "cos", "detach", "div", "double", "elu", "eq", "erf", "exp", "expm1", "float",
              "floor", "fmod", "ge", "gelu", "gt", "half", "hardsigmoid", "hardswish", "hardtanh", "int", "le", "leaky_relu", "log", "log10", "log1p", "log2", "logit",
@@ -21,8 +21,8 @@ POINTWISE |= {f"__{name}__" for name in ("abs", "add", "div", "eq", "ge", "gt", 
 STEEP = {name + end for name in ("div", "exp", "expm1", "log", "log10", "log1p", "linalg_norm", "linalg_vector_norm", "log2", "logit", "norm", "normalize", "pow", "reciprocal", "rsqrt", "sqrt", "std", "true_divide")
          for end in ("", "_")}
 STEEP |= {f"__{name}__" for name in ("div", "itruediv", "pow", "rdiv", "rpow", "rtruediv", "truediv")}
-# Those of the last dim, with the place of their argument that says so.
-OF_LAST = {"amax": 1, "amin": 1, "argmax": 1, "argmin": 1, "cosine_similarity": 2, "cumprod": 1, "cumsum": 1, "glu": 1, "linalg_norm": 2, "linalg_vector_norm": 2, "log_softmax": 1, "logsumexp": 1, "mean": 1, "norm": 2, "normalize": 2, "prod": 1,
+# Those of one dim or several, with the place of their argument that says so.
+OF_DIMS = {"amax": 1, "amin": 1, "argmax": 1, "argmin": 1, "cosine_similarity": 2, "cumprod": 1, "cumsum": 1, "glu": 1, "linalg_norm": 2, "linalg_vector_norm": 2, "log_softmax": 1, "logsumexp": 1, "mean": 1, "norm": 2, "normalize": 2, "prod": 1,
            "softmax": 1, "softmin": 1, "std": 1, "sum": 1, "var": 1}
 OF_ROWS = {"layer_norm", "linear", "rms_norm"}
 OF_PLACES = {"embedding", "one_hot"}
@@ -92,6 +92,22 @@ def at_places(input, places, mask, rows):
     return noted(harmless(found, rows), mask, rows)
 
 
+def is_in_rows(input, places, mask):
+    """Whether it is one element in each row that a mask chooses: logits[mask, labels[mask]]."""
+    return (not is_chosen(input) and isinstance(places, tuple) and len(places) == 2 and same(places[0], mask) and is_mask_of(mask, input) and input.dim() == mask.dim() + 1
+            and is_chosen(places[1]) and places[1].dim() == 1 and places[1].dtype in (torch.int64, torch.int32))
+
+
+def in_rows(input, place, rows, value=None):
+    """That element, or what becomes of it."""
+    whole, place = input.flatten(0, -2), torch.where(rows, place, 0).unsqueeze(1)
+    if value is None:
+        return noted(harmless(whole.gather(1, place).squeeze(1), rows), rows, rows)
+    chosen = (place == torch.arange(whole.shape[1], device=place.device)) & rows.unsqueeze(1)
+    value = value.unsqueeze(1) if is_chosen(value) else torch.as_tensor(value)
+    return input.copy_(torch.where(chosen, value.to(input.dtype), whole).view(input.shape))
+
+
 def is_mask_of(places, input):
     return isinstance(places, torch.Tensor) and places.dtype is torch.bool and 0 < places.dim() and places.shape == input.shape[: places.dim()]
 
@@ -144,6 +160,10 @@ def of_chosen(func, name, args, kwargs):
         known = of_columns(func, name, args, kwargs)
     if known is not NotImplemented:
         return known
+    if name in ("argwhere", "nonzero") or name == "where" and len(args) == 1:
+        raise NotExported(f"{name}() of elements that a mask chooses is not supported{place_of_call()}: choose once, by both masks (x[first & second])")
+    if together and name in ("__getitem__", "__setitem__") and is_in_rows(first, args[1], mask):
+        return in_rows(first, args[1][1], rows, *args[2:])
     if together and name == "__setitem__" and not is_chosen(first) and same(args[1], mask) and is_chosen(args[2]):
         wide = mask.view(mask.shape + (1,) * (first.dim() - mask.dim()))
         return first.copy_(torch.where(wide, args[2].view(first.shape).to(first.dtype), first))
@@ -207,7 +227,7 @@ def of_chosen(func, name, args, kwargs):
     if together and name in OF_LABELS | LOSSES and (weighs or not others) and len(args) <= 2:
         return loss(func, name, args, kwargs, mask, rows)
     if in_place:
-        raise NotExported(f"{name}() on elements that a mask chooses is not supported: compute it without changing them in place, or by torch.where")
+        raise NotExported(f"{name}() on elements that a mask chooses is not supported{place_of_call()}: compute it without changing them in place, or by torch.where")
     return func(*map(really, args), **{key: really(value) for key, value in kwargs.items()})
 
 
@@ -263,15 +283,16 @@ def counted(count, rows):
 
 @contextlib.contextmanager
 def lengths_of_chosen():
-    """len(x) and max(n, 1) of what is chosen are tensors, of which Python would make numbers."""
+    """len(x) of what is chosen is a tensor, of which Python would make a number; and so is max(1, n) of a tensor."""
     length, largest = builtins.len, builtins.max
 
     def length_of(value):
         return counted(value.chosen[1].sum(), value.chosen) if is_chosen(value) and not value.along else length(value)
 
     def largest_of(*values, **options):
-        counts = [value for value in values if getattr(value, "counted", False)]
-        return counts[0].clamp(min=values[values[0] is counts[0]]) if counts and length(values) == 2 and not options else largest(*values, **options)
+        tensors = [value for value in values if isinstance(value, torch.Tensor) and not value.dim() and value.dtype is not torch.bool]
+        numbers = [value for value in values if isinstance(value, (int, float))]
+        return tensors[0].clamp(min=numbers[0]) if tensors and numbers and length(values) == 2 and not options else largest(*values, **options)
 
     builtins.len, builtins.max = length_of, largest_of
     try:
@@ -387,9 +408,10 @@ def keeps_rows(name, whole, args, kwargs):
     count = whole.dim()
     if name in OF_PLACES:
         return True
-    if name in OF_LAST and count > 1:
-        dim = last_dim(args, kwargs, OF_LAST[name], {"normalize": 1, "cosine_similarity": 1, "glu": -1}.get(name))
-        return dim in (-1, count - 1, [-1], (-1,)) and not isinstance(dim, bool)
+    if name in OF_DIMS and count > 1:
+        dim = last_dim(args, kwargs, OF_DIMS[name], {"normalize": 1, "cosine_similarity": 1, "glu": -1}.get(name))
+        dims = [dim] if isinstance(dim, int) and not isinstance(dim, bool) else dim if isinstance(dim, (list, tuple)) else []
+        return bool(dims) and all(one % count for one in dims)
     if name == "pad":
         return len(args[1]) < 2 * count and len(args) + len(kwargs) < 5
     if name in ("matmul", "__matmul__"):
