@@ -287,6 +287,38 @@ INSTANTIATE_TEST_SUITE_P(Wrong, SpreadDirectionsControl,
                                            Wrong{"exchange_pairs", exchange_pairs}),
                          [](const auto& info) { return info.param.name; });
 
+// A rank has its matrix before the padding of the runs, which may be nearly as long.
+TEST(SpreadDirectionsUneven, AreFoundWithOtherElements) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = PIPER_SOURCE_DIR "/tests/data/families/fresh-parts/model.onnx";
+  options.strategy = folder.write(
+      "s.yaml", fmt::format("piper: 1\nmesh: {{dp: 15}}\ntrain: {{global_batch: 15, {}}}\n"
+                            "directives: [{{replicate: {{over: dp{}}}}}]\n",
+                            kMuon, kZero1));
+  const auto compiled = compile(options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  EXPECT_EQ(found_in(compiled->set, *compiled), "");
+  struct Elements {
+    int64_t first, end, step;
+  };
+  for (const auto& [first, end, step] :
+       {Elements{0, 15, 2}, Elements{1, 9, 1}, Elements{7, 15, 1}}) {
+    PlanSet set = compiled->set;
+    size_t changed = 0;
+    for (RoleProgram& role : set.roles)
+      for (ProgramOp* slice : update_ops(role, "Slice"))
+        if (slice->attrs.integers("ends") == std::vector<int64_t>{1, 8}) {
+          slice->attrs.set("starts", std::vector<int64_t>{0, first});
+          slice->attrs.set("ends", std::vector<int64_t>{1, end});
+          slice->attrs.set("steps", std::vector<int64_t>{1, step});
+          ++changed;
+        }
+    EXPECT_GT(changed, 0u);
+    EXPECT_NE(found_in(set, *compiled), "") << first << " to " << end << " by " << step;
+  }
+}
+
 // Where ranks do not divide the elements of a matrix, its runs end in padding: a rank leaves that
 // out of its own matrix, and adds it to the direction.
 TEST(SpreadDirectionsUneven, TrainAsOnOneDevice) {

@@ -414,7 +414,7 @@ inline std::string experts_strategy(Random& random, size_t microbatches) {
 // Directions of two equal matrices, of which each rank computes one; where there are four ranks,
 // three compute the same.
 inline std::string spread_strategy(Random& random, size_t microbatches) {
-  const size_t dp = 2 << pick(random, 2);
+  const size_t dp = 2 + pick(random, 3);  // 3 does not divide the matrices
   std::string text = fmt::format(
       "piper: 1\nmesh: {{dp: {}}}\ntrain: {{global_batch: {}, optimizer: {{muon: {{lr: 0.1, "
       "ns_steps: "

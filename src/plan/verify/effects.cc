@@ -325,7 +325,7 @@ class EffectsWalk : public BufferWalk<uint64_t> {
     if (parts && info(one.kind).args == ArgForm::kTurns) made = values_.in_turn(made);
     const TensorType& type = model_.cells[members[0].cell].role->tensor(one.args[a]).type;
     if (one.exchanges_runs())
-      made = one.dim < 0 ? values_.taken_apart(made, type.shape[0]) : values_.put_in_rows(made);
+      made = one.dim < 0 ? values_.taken_apart(made, type.shape) : values_.put_in_rows(made);
     const bool is_rounded = one.scaled != Scaled::kNone || is_half(type.dtype);
     if (info(one.kind).adds && is_rounded && sums_.contains(made)) effects_.rounds = true;
     return one.scaled == Scaled::kNone ? made : in_blocks(members[0], a, made);

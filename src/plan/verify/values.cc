@@ -368,13 +368,27 @@ uint64_t Values::spread(const std::vector<uint64_t>& own) {
   return made;
 }
 
-uint64_t Values::taken_apart(uint64_t rows, int64_t ranks) {
+uint64_t Values::taken_apart(uint64_t rows, const Shape& stack) {
   const auto known = concats.find(rows);
+  const int64_t ranks = stack[0];
   std::vector<uint64_t> own;
   if (known != concats.end() && known->second.axis == 0)
     for (const auto& [symbol, extent] : known->second.parts)
-      if (extent == 1) own.push_back(symbol);
+      if (extent == 1) own.push_back(all_runs(symbol, ranks, num_elements(stack)));
   return std::ssize(own) == ranks ? spread(own) : join_symbols(symbol_of("no rows"), rows);
+}
+
+// Returns the symbol of all runs of a value: that of the value, unless they have further elements.
+uint64_t Values::all_runs(uint64_t symbol, int64_t ranks, int64_t elements) {
+  if (!whole_shapes) return symbol;
+  const auto known = whole_shapes->made.find(symbol);
+  if (known == whole_shapes->made.end() ||
+      std::ranges::count(known->second, elements, num_elements) > 0)
+    return symbol;
+  const uint64_t made =
+      join_symbols(join_symbols(symbol_of("runs"), symbol), static_cast<uint64_t>(ranks));
+  runs_of_all.try_emplace(made, Runs{symbol, ranks});
+  return made;
 }
 
 uint64_t Values::put_in_rows(uint64_t own) {

@@ -93,10 +93,16 @@ class Values {
   // Returns the symbol of what ranks have each of its own: of rank k the k-th. By the symbol: all.
   uint64_t spread(const std::vector<uint64_t>& own);
   std::unordered_map<uint64_t, std::vector<uint64_t>> spreads;
-  // Return the symbols of the values of which a value of `ranks` rows has the runs, as the ranks'
-  // own; and of these runs. Another symbol, if it is no such value.
-  uint64_t taken_apart(uint64_t rows, int64_t ranks);
+  // Return the symbols of the values of which a value of this shape has the runs, a row for each
+  // rank, as the ranks' own; and of these runs. Another symbol, if it is no such value.
+  uint64_t taken_apart(uint64_t rows, const Shape& stack);
   uint64_t put_in_rows(uint64_t own);
+  // Describes all runs of a value, one after the other, of which the last ones end in padding.
+  struct Runs {
+    uint64_t of = 0;
+    int64_t ranks = 0;  // each has a run
+  };
+  std::unordered_map<uint64_t, Runs> runs_of_all;  // by the symbol of all
   // Describes a row of elements that are one number up to the end of a dim, and another one in its
   // padding.
   struct Row {
@@ -122,6 +128,7 @@ class Values {
     uint64_t of = 0;
     int64_t first = 0;
   };
+  uint64_t all_runs(uint64_t symbol, int64_t ranks, int64_t elements);
   uint64_t cast_to(uint64_t symbol, uint64_t to);
   // Removes the casts that all symbols have in common and returns them, the outermost first.
   std::vector<uint64_t> take_casts(std::span<uint64_t> symbols) const;

@@ -80,7 +80,7 @@ class WholeRun {
   uint64_t cast(const Use& use);
   uint64_t sliced(const Use& use);
   uint64_t concatenated(const Use& use);
-  bool ends_runs(const Use& use) const;
+  std::optional<uint64_t> without_last(const Use& use) const;
   uint64_t padded(const Use& use);
   std::optional<uint64_t> without_padding(const Use& use);
   uint64_t ends_in(uint64_t symbol, double number);

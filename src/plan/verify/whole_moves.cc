@@ -51,26 +51,26 @@ uint64_t WholeRun::rounded(uint64_t symbol, DType dtype) {
   return ends_in(made, number);
 }
 
-// Returns whether a Slice keeps, of a row of all elements of a value and the padding of its runs,
-// the elements. Padding is shorter than the number of runs, and than the value: a row in which
-// elements are repeated, whose symbol is the value's as well, is twice as long.
-bool WholeRun::ends_runs(const Use& use) const {
+// Recognizes a Slice that removes from all runs of a value, in one row, the padding at their end,
+// which is shorter than the number of runs. Returns the symbol of the value.
+std::optional<uint64_t> WholeRun::without_last(const Use& use) const {
+  const auto runs = values_.runs_of_all.find(use.inputs[0].symbol);
+  if (runs == values_.runs_of_all.end()) return std::nullopt;
   const Shape &from = use.inputs[0].type->shape, &to = use.outputs[0].shape;
-  const std::vector<int64_t> starts = use.attrs.integers("starts");
-  const bool is_begin = from.size() == 2 && from[0] == 1 && to[0] == 1 && to[1] < from[1] &&
-                        starts == std::vector<int64_t>{0, 0};
-  if (!is_begin || !values_.whole_shapes || from[1] >= 2 * to[1]) return false;
-  const auto known = values_.whole_shapes->made.find(use.inputs[0].symbol);
-  return std::ranges::any_of(
-             values_.parts,
-             [&](int64_t runs) { return from[1] % runs == 0 && from[1] - to[1] < runs; }) &&
-         known != values_.whole_shapes->made.end() &&
-         std::ranges::any_of(known->second,
-                             [&](const Shape& shape) { return num_elements(shape) == to[1]; });
+  const int64_t count = num_elements(to), all = num_elements(from);
+  const auto is = [](int64_t wanted) { return [=](int64_t number) { return number == wanted; }; };
+  const bool is_begin = !from.empty() && all == from.back() && count == to.back() &&
+                        all - count < runs->second.ranks &&
+                        std::ranges::all_of(use.attrs.integers("starts"), is(0)) &&
+                        std::ranges::all_of(use.attrs.integers("steps"), is(1));
+  const std::vector<Shape>& known = values_.whole_shapes->made.at(runs->second.of);
+  return is_begin && std::ranges::count(known, count, num_elements) > 0
+             ? std::optional(runs->second.of)
+             : std::nullopt;
 }
 
 uint64_t WholeRun::sliced(const Use& use) {
-  if (ends_runs(use)) return use.inputs[0].symbol;
+  if (const auto value = without_last(use)) return *value;
   const Shape &from = use.inputs[0].type->shape, &to = use.outputs[0].shape;
   const std::vector<int64_t> starts = use.attrs.integers("starts"),
                              steps = use.attrs.integers("steps");
