@@ -297,6 +297,30 @@ TEST(ProvedAlongReplicas, ValuesOfOneRankAreBesideZeros) {
   EXPECT_GE(exchanged, 1);
 }
 
+// Also where nothing says what one device compares with.
+TEST(ProvedAlongReplicas, TheFirstSamplesRankHasTheValue) {
+  const auto compiled = compile_of(kOfFiles[1]);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  PlanSet set = compiled->set;
+  const auto is_found = [&] {
+    const auto report = verify_plan_set(set, nullptr);
+    return report && !report->findings.empty();
+  };
+  EXPECT_FALSE(is_found());
+  int changed = 0;
+  for (Program& program : set.roles[0].programs)
+    for (const ProgramOp& op : program.ops)
+      for (auto& [value, bytes] : program.literals) {
+        if (op.op != "Equal" || std::ranges::count(op.inputs, value) == 0 || bytes.size() != 8)
+          continue;
+        bytes[0] = 2;
+        EXPECT_TRUE(is_found());
+        bytes[0] = 0;
+        ++changed;
+      }
+  EXPECT_GE(changed, 1);
+}
+
 // A sum of equal elements depends on their number, though each of them may be any other.
 TEST(ProvedAlongReplicas, SumsOfEqualElementsAreOfAsMany) {
   const Folder folder;

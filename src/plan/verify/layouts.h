@@ -79,6 +79,7 @@ struct Lies {
   // kWhole, kTerms: a number that the program itself holds. kFirst: one has been added, so the
   // block is one of a part of the whole loop, which begins at that number.
   bool fixed = false;
+  bool zero = false;  // kWhole: it holds a zero
   // Further readings. If a rank has a block [1,6], the whole may be [2,6] or [1,12], and ops that
   // move elements, or sum along a dim, give different results for these.
   std::vector<Lies> also;

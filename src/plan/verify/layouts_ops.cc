@@ -431,10 +431,12 @@ OpLayouts::Made OpLayouts::keep_own(const Use& use, size_t from) {
   return std::vector<Lies>(use.types.outputs.size(), own);
 }
 
-// Numbers that differ between ranks are moved, or compared with a number that all have.
+// The first of numbers that differ between ranks is compared with zero, which is that of one rank.
 OpLayouts::Made OpLayouts::tell_apart(const Use& use, std::string_view op, size_t from) {
-  if (op == "Slice") return std::vector<Lies>{{Lies::kApart}};
-  if (op != "Equal" || use.inputs[1 - from].lies.kind != Lies::kWhole)
+  const auto is_zero = [](int64_t number) { return number == 0; };
+  if (op == "Slice" && std::ranges::all_of(use.types.attrs.integers("starts"), is_zero))
+    return std::vector<Lies>{{Lies::kApart}};
+  if (op != "Equal" || !use.inputs[1 - from].lies.zero)
     return refuse("which reads a number that differs between ranks");
   return std::vector<Lies>{{Lies::kOnce}};
 }

@@ -16,11 +16,10 @@ class Walk {
     held_.resize(program.values.size());
     counted_.resize(program.values.size());
     for (const auto& [value, bytes] : program.literals) {
-      held_[at(value)] = {Lies::kWhole};
-      held_[at(value)].fixed = true;
+      const bool zero = std::ranges::all_of(bytes, [](char byte) { return byte == 0; });
+      held_[at(value)] = {.kind = Lies::kWhole, .fixed = true, .zero = zero};
       // A zero is a term of any sum, too: Where(mask, 0, term) is one.
-      if (info(type(value).dtype).is_float &&
-          std::ranges::all_of(bytes, [](char byte) { return byte == 0; }))
+      if (info(type(value).dtype).is_float && zero)
         held_[at(value)].also.push_back({.kind = Lies::kTerms, .fixed = true});
     }
   }
