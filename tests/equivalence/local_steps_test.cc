@@ -171,6 +171,10 @@ const Way kWays[] = {
      "include: <parts/vocabulary-pipeline>\nparams: {stages: 2, microbatches: 2, embedding: 1}\n"
      "mesh: {site: 2}\ndirectives:\n",
      "gpt"},
+    {"vocabulary_of_products",  // its embedding, which is tied, reads all parts
+     "include: <parts/vocabulary-pipeline>\nparams: {stages: 2, microbatches: 2}\n"
+     "mesh: {site: 2}\ndirectives:\n",
+     "gpt"},
     {"parts_with_a_bias",  // which each part reads
      "mesh: {site: 2, pp: 2}\nannotate: [{balance: {tag: stage, into: 2}}]\ndirectives:\n"
      "  - split: {scope: model/4, tensor: model/4/weight, dim: 0, into: 2, as: part}\n"

@@ -305,7 +305,10 @@ class SiteMaker {
       if (is_placed(strategy_, split)) {
         std::vector<int32_t> parts(static_cast<size_t>(split.into));
         std::iota(parts.begin(), parts.end(), 0);
-        tell_apart(split.as, parts, readers_in_parts(split));
+        const std::vector<bool> in_parts = ops_in_parts(readers_, split);
+        const std::vector<bool> apart = readers_in_parts(in_parts);
+        read_parts_apart(split.as, in_parts);
+        tell_apart(split.as, parts, apart);
       }
     const auto place = std::ranges::find_if(strategy_.places, is_by_microbatch);
     if (place == strategy_.places.end()) return ok_status();
@@ -315,8 +318,7 @@ class SiteMaker {
   }
 
   // Returns by op whether it is in parts, or casts a parameter for ops that all are.
-  std::vector<bool> readers_in_parts(const Split& split) const {
-    const std::vector<bool> in_parts = ops_in_parts(readers_, split);
+  std::vector<bool> readers_in_parts(const std::vector<bool>& in_parts) const {
     const auto all_readers = readers(readers_);
     std::vector<bool> found = in_parts;
     for (size_t n = 0; n < found.size(); ++n) {
@@ -327,6 +329,34 @@ class SiteMaker {
           !by.empty() && std::ranges::all_of(by, [&](NodeId id) { return in_parts[id.index()]; });
     }
     return found;
+  }
+
+  // Of a parameter that is trained in parts, ops in parts read each their own, on its device. What
+  // joins the parts reads them only for other ops, where these are.
+  void read_parts_apart(const std::string& name, const std::vector<bool>& in_parts) {
+    const auto all_readers = readers(readers_);
+    const int tag = readers_.add_tag(name);
+    for (const Param& param : readers_.params) {
+      const auto part = trained_.find(param.name);
+      if (part == trained_.end()) continue;
+      for (const NodeId id : all_readers[param.value.index()]) {
+        Node& reader = readers_.node(id);
+        if (reader.outputs.empty()) continue;  // of another split
+        const bool casts = casts_state(readers_, reader);
+        Node own = casts ? readers_.node(all_readers[reader.outputs[0].index()][0]) : reader;
+        const auto& by = all_readers[own.outputs[0].index()];
+        const auto inside =
+            std::ranges::count_if(by, [&](NodeId read) { return in_parts[read.index()]; });
+        const bool all = inside == std::ssize(by);
+        readers_.set_tag(all && casts ? reader : own, tag,
+                         static_cast<int32_t>(part->second.index));
+        if (inside == 0 || (all && casts)) continue;
+        if (all) std::erase(reader.inputs, param.value);
+        own.inputs = {param.value};
+        own.outputs.clear();
+        readers_.add_node(std::move(own), {});
+      }
+    }
   }
 
   // Lets each of these ops be there once for each of these values of a tag.
@@ -397,43 +427,19 @@ class SiteMaker {
   // Finds which parts are trained by themselves: the outer ones, those of sites, and what these
   // had.
   void find_parts() {
-    for (const Split& split : strategy_.splits)
-      for (const Param& param : forward_.params) {
-        const auto part = trained_.find(param.name);
-        if (part == trained_.end() || !split.tensor || !has_name(param, *split.tensor)) continue;
-        const TrainedPart of_whole = part->second;
-        std::vector<std::string> names{param.name};
-        for (int64_t k = 0; k < sites_; ++k) {
-          names.push_back(name_at_site(k, param.name));
-          names.push_back(taken_of(names.back()));
-        }
-        for (const std::string& name : names) {
-          part_of_.try_emplace(name, split.as, of_whole.index);
-          trained_.try_emplace(name, of_whole);
-        }
+    for (const Param& param : forward_.params) {
+      const auto part = trained_.find(param.name);
+      if (part == trained_.end()) continue;
+      const TrainedPart of_whole = part->second;
+      for (int64_t k = 0; k < sites_; ++k) {
+        const std::string name = name_at_site(k, param.name);
+        trained_.try_emplace(name, of_whole);
+        trained_.try_emplace(taken_of(name), of_whole);
       }
-  }
-
-  // Lets what an outer update computes of such a part be where `place` puts the part.
-  void tag_parts(Graph& graph) const {
-    std::map<ValueId, std::pair<int, int64_t>> parts;  // the tag and its value
-    for (const Param& param : graph.params)
-      if (const auto part = part_of_.find(param.name); part != part_of_.end())
-        parts[param.value] = {graph.add_tag(part->second.first), part->second.second};
-    for (Node& node : graph.nodes) {
-      if (node.pass != Pass::kBW) continue;
-      for (const ValueId input : node.inputs)
-        if (const auto part = parts.find(input); part != parts.end()) {
-          const auto [tag, value] = part->second;
-          graph.set_tag(node, tag, static_cast<int32_t>(value));
-          for (const ValueId made : node.outputs) parts[made] = {tag, value};
-          break;
-        }
     }
   }
 
   void add(const LocalSteps& local, Graph graph, int64_t offset, bool beside) {
-    tag_parts(graph);
     const OuterUpdate update{.every = local.every, .offset = offset};
     made_.outer.push_back({std::move(graph), update, beside, local.at});
   }
@@ -445,7 +451,6 @@ class SiteMaker {
   const int64_t sites_;
   std::map<std::string, TrainedPart>& trained_;
   Explanations& out_;
-  std::map<std::string, std::pair<std::string, int64_t>> part_of_;  // by parameter: tag, value
   Sites made_;
   Graph readers_;                  // of parameters: of all sites, and of a microbatch for each copy
   std::vector<std::string> tags_;  // that tell their regions apart
