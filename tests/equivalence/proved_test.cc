@@ -82,6 +82,26 @@ class RareLayers : public ModelMaker {
       const std::string wide = made("Expand", {parameter({1, 1}, 0.1f, 0.1f), integers({4, 6})});
       return made("Add", {h, made("ReduceSum", {wide, integers({0, 1})})});
     }
+    if (kind == "joined vectors") {  // of which ranks have parts, then halves of each row
+      const auto joined = [&](const std::string& a, const std::string& b) {
+        onnx::NodeProto& both = node("Concat", {a, b});
+        attribute(both, "axis", {0}, false);
+        return both.output(0);
+      };
+      const auto two = [&](const char* scope) {
+        scope_ = scope;
+        const std::string one = parameter({width_}, 0, 0.5f);
+        return shaped(joined(one, parameter({width_}, 0, 0.5f)), {1, 2 * width_});
+      };
+      const std::string whole = two("rare"), rows = joined(whole, two("cut"));
+      const auto half = [&](int64_t row, int64_t first) {
+        const auto part = [&](const std::string& x, int64_t from, int64_t to) {
+          return made("Slice", {x, integers({from}), integers({to}), integers({0})});
+        };
+        return part(shaped(part(rows, row, row + 1), {2 * width_}), first, first + width_);
+      };
+      return made("Mul", {made("Add", {h, half(0, 0)}), half(1, width_)});
+    }
     if (kind == "a mask of the data") {  // which takes more work than all else
       input("mask", {64});
       std::string mask = "mask";
@@ -173,6 +193,8 @@ INSTANTIATE_TEST_SUITE_P(
                            "  - shard: {match: \"a.*\", dim: 0, over: a}\n"
                            "  - shard: {match: \"rare.*\", dim: 1, over: b, pad: true}\n"},
                       Case{"pixels-zero3", "pixels", 16, "{dp: 2, tp: 2}", kPixels + kAll},
+                      Case{"joined-vectors", "joined vectors", 8, "{tp: 2}",
+                           "  - shard: {match: \"cut.*\", dim: 0, over: tp}\n"},
                       Case{"norm-of-rows", "norm of rows", 8, "{tp: 4}", kColumns + kRows},
                       Case{"norm-of-columns", "norm of columns", 8, "{tp: 4}", kRows},
                       Case{"norm-zeros", "norm of rows", 5, "{tp: 2}", kZeros},

@@ -81,11 +81,13 @@ uint64_t WholeRun::sliced(const Use& use) {
     const int64_t step = d < steps.size() ? steps[d] : 1;
     if (to[d] == from[d] && step == 1) continue;
     if (joins != values_.concats.end() && joins->second.axis == d && !cuts) {
-      int64_t first = 0;
+      __int128 first = 0, all = 0;  // joined on whole values, perhaps, of which this is a part
+      for (const auto& [symbol, extent] : joins->second.parts) all += extent;
       for (const auto& [symbol, extent] : joins->second.parts) {
         const bool rest = std::equal(from.begin() + static_cast<std::ptrdiff_t>(d) + 1, from.end(),
                                      to.begin() + static_cast<std::ptrdiff_t>(d) + 1, to.end());
-        if (rest && first == starts[d] && extent == to[d]) return symbol;
+        if (rest && first * from[d] == starts[d] * all && extent * from[d] == to[d] * all)
+          return symbol;
         first += extent;
       }
     }
