@@ -116,6 +116,7 @@ class RuleContext {
   const OnnxNode& node;
   const int64_t opset;
   Emitter& emit;
+  bool by_pytorch = false;  // the file's exporter is PyTorch's
 
   size_t num_inputs() const { return inputs_.size(); }
   const Val& in(size_t i) const;  // absent beyond the end

@@ -225,6 +225,7 @@ Status Importer::import_node(size_t n, Rule rule) {
   emit_.build().name_prefix = (node.outputs.empty() ? node.name : node.outputs[0]) + "/";
   PIPER_ASSIGN(Vals inputs, inputs_of(n));
   RuleContext context(node, std::move(inputs), opset_of(node), scopes_[n], emit_);
+  context.by_pytorch = model_.producer.starts_with("pytorch");
   PIPER_ASSIGN(Vals results, rule(context));
   PIPER_TRY(context.all_read());
   PIPER_TRY(pass_narrow(context, results));

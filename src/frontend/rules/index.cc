@@ -29,12 +29,11 @@ Result<Val> indices(RuleContext& c, const Val& x, int64_t size) {
 }
 
 Result<Val> gather_along(RuleContext& c, const Val& data, const Val& index, size_t axis,
-                         std::optional<int64_t> padding = {}) {
+                         Attrs attrs = {}) {
   const std::vector<size_t> held{axis};
   Result<Val> from = c.emit.exact_dims(data, held);
   if (!from) return c.located(from.error().message);
-  Attrs attrs{{"axis", static_cast<int64_t>(axis)}};
-  if (padding) attrs.set("padding", *padding);
+  attrs.set("axis", static_cast<int64_t>(axis));
   Result<Vals> made = c.emit.op("Gather", {*from, index}, attrs);
   if (!made) return c.located(made.error().message);
   Val out = (*made)[0];
@@ -45,18 +44,29 @@ Result<Val> gather_along(RuleContext& c, const Val& data, const Val& index, size
   return out;
 }
 
+bool is_parameter(RuleContext& c, const Val& x) {
+  return x.kind == Val::Kind::kGraph && c.emit.graph().value(x.id).kind == ValueKind::kState;
+}
+
 // embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse): the row at padding_idx gets
-// no gradient. ONNX has no word for it; the call that the exporter notes has.
-Result<std::optional<int64_t>> row_without_gradient(RuleContext& c) {
+// no gradient, and rows do not count from the end. ONNX has no word for either; the call that the
+// exporter notes has. Where PyTorch's exporter notes none, a lookup of rows of a parameter counts
+// as one.
+Result<Attrs> attrs_of_gather(RuleContext& c, const Val& data, const Val& index, size_t axis) {
   const auto call = parse_call(find_metadata(c.node.metadata, "pkg.torch.onnx.fx_node"));
-  if (!call || call->function != "aten.embedding") return std::optional<int64_t>();
+  const bool is_embedding = call ? call->function == "aten.embedding"
+                                 : c.by_pytorch && axis == 0 && is_parameter(c, data);
+  Attrs attrs;
+  if (!is_embedding && !index.is_constant()) attrs.set("from_end", int64_t{1});
+  if (!is_embedding || !call) return attrs;
   const std::vector<std::string>& words = call->words;
   if (words.size() > 3 && words[3] == "True")
     return c.error("an embedding with scale_grad_by_freq is not supported");
   int64_t padding = -1;
   if (words.size() > 2)
     std::from_chars(words[2].data(), words[2].data() + words[2].size(), padding);
-  return padding < 0 ? std::optional<int64_t>() : padding;
+  if (padding >= 0) attrs.set("padding", padding);
+  return attrs;
 }
 
 bool counts(const Val& index, int64_t size) {  // 0, 1, … size - 1
@@ -138,9 +148,8 @@ Result<Vals> gather(RuleContext& c) {
   out.insert(out.begin() + static_cast<int64_t>(axis), index.shape.begin(), index.shape.end());
   // All rows in their order, as the older exporter names samples by their numbers. The lookup in a
   // parameter stays: its scope is the module's.
-  const bool of_param =
-      data.kind == Val::Kind::kGraph && c.emit.graph().value(data.id).kind == ValueKind::kState;
-  if (!of_param && counts(index, data.shape[axis])) return single(c.reshape(data, out));
+  if (!is_parameter(c, data) && counts(index, data.shape[axis]))
+    return single(c.reshape(data, out));
   // One index for all is a slice, which needs no index.
   if (index.is_constant() && num_elements(index.shape) == 1)
     return gather_one(c, data, index, axis, out);
@@ -148,8 +157,8 @@ Result<Vals> gather(RuleContext& c) {
     PIPER_ASSIGN(auto own_row, gather_own_row(c, data, index));
     if (own_row) return Vals{*std::move(own_row)};
   }
-  PIPER_ASSIGN(const std::optional<int64_t> padding, row_without_gradient(c));
-  return single(gather_along(c, data, index, axis, padding));
+  PIPER_ASSIGN(Attrs attrs, attrs_of_gather(c, data, index, axis));
+  return single(gather_along(c, data, index, axis, std::move(attrs)));
 }
 
 // Returns the last dim of the indices of a GatherND, one entry of it: shape without the last dim.
@@ -347,7 +356,7 @@ Result<Vals> cumsum(RuleContext& c) {
 
 constexpr ImportRule kIndexRules[] = {
     {"CumSum", 11, kNewest, cumsum, "along a known axis"},
-    {"Gather", 1, kNewest, gather},
+    {"Gather", 1, kNewest, gather, "data may count from the end, except tokens of an embedding"},
     {"GatherND", 11, kNewest, gather_nd},
     {"OneHot", 9, kNewest, one_hot, "of known depth"},
     {"Trilu", 14, kNewest, trilu, "with a known diagonal"},

@@ -15,7 +15,7 @@ DataInput describe_input(const Graph& graph, ValueId id,
   const Value& value = graph.value(id);
   DataInput input{.name = value.name, .type = value.type, .batch_dim = value.batch_dim};
   if (value.batch_dim >= 0) input.type.shape[static_cast<size_t>(value.batch_dim)] *= graph.shards;
-  input.low = 0;
+  input.low = INT64_MIN;
   input.high = -1;
   std::set<int64_t> ignored;  // by the ops that read it as indices, of which all may ignore a value
   bool is_ignored = true;
@@ -33,15 +33,19 @@ DataInput describe_input(const Graph& graph, ValueId id,
       if (moves) open.push_back(node.outputs[0]);
       if (!def->indices || node.inputs[1] != at) continue;
       const OpDef::Indices indices = def->indices(use_of(graph, node));
-      if (indices.extent < 0) continue;  // they may count from the end
-      const int64_t last = indices.extent - 1;
-      input.high = input.high < 0 ? last : std::min(input.high, last);
+      // Below 0, they may count from the end of -1 - extent; of 0, where it is not known.
+      const bool from_end = indices.extent < 0;
+      const int64_t extent = from_end ? -1 - indices.extent : indices.extent;
+      if (from_end && extent == 0) continue;
+      input.low = std::max(input.low, from_end ? -extent : 0);
+      input.high = input.high < 0 ? extent - 1 : std::min(input.high, extent - 1);
       if (indices.ignored)
         ignored.insert(*indices.ignored);
       else
         is_ignored = false;
     }
   }
+  if (input.high < 0) input.low = 0;
   if (is_ignored && ignored.size() == 1) input.ignore = *ignored.begin();
   return input;
 }

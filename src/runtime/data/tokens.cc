@@ -78,7 +78,7 @@ class TokenFeed final : public Feed {
     }
     const int64_t padding = take_ == Take::kLabels      ? need_.ignore
                             : take_ == Take::kDocuments ? document
-                            : need_.low <= need_.high   ? need_.low
+                            : need_.low <= need_.high   ? std::max<int64_t>(need_.low, 0)
                                                         : 0;
     for (int64_t k = 0; t < length; ++k, ++t) store(to, t, take_ == Take::kPositions ? k : padding);
     return ok_status();

@@ -1,7 +1,9 @@
-// Gather{axis, padding}(data, indices, first?): slices of data along one dim; GatherGrad{axis,
-// size}(dy, indices, first?) sums them back. With `first`, data has the slices from that number on
-// of `whole`: what is not among them is zero, or left out of the sum. The slice at `padding`, where
-// there is one, gets no gradient, as the row padding_idx of PyTorch's embedding.
+// Gather{axis, padding, from_end}(data, indices, first?): slices of data along one dim;
+// GatherGrad{axis, size}(dy, indices, first?) sums them back. With `first`, data has the slices
+// from that number on of `whole`: what is not among them is zero, or left out of the sum. The slice
+// at `padding`, where there is one, gets no gradient, as the row padding_idx of PyTorch's
+// embedding. Negative indices count from the end; a run lets an input have them only with
+// `from_end`.
 #include "rules.h"
 
 namespace piper {
@@ -110,7 +112,8 @@ Attrs gather_grad_localise(const OpTypes& use, const std::vector<Shape>& local_o
 OpDef::Indices indices(const OpTypes& use) {
   const Shape& table = use.inputs[0].shape;
   const int64_t extent = table[static_cast<size_t>(use.attrs.integer("axis"))];
-  return {use.attrs.integer("whole", extent)};  // a part of a table knows how much there is in all
+  const int64_t all = use.attrs.integer("whole", extent);  // a part of a table knows of the rest
+  return {use.attrs.integer("from_end") != 0 ? -1 - all : all};
 }
 
 }  // namespace
@@ -131,7 +134,7 @@ std::vector<OpDef> gather_ops() {
   grad.samples = {{.inputs = {f64({2, 5, 4}), i64({2, 5})}, .attrs = sized(0)},
                   {.inputs = {f64({2, 6, 4}), i64({6})}, .attrs = sized(1)},
                   {.inputs = {f64({2}), i64({})}, .attrs = sized(1)}};
-  gather.attributes = {{"axis"}, {"padding"}, whole_of_parts()};
+  gather.attributes = {{"axis"}, {"padding"}, {"from_end"}, whole_of_parts()};
   grad.attributes = {{"axis"}, {"size"}, whole_of_parts()};
   return {gather, grad};
 }

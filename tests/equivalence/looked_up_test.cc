@@ -1,0 +1,98 @@
+// Indices that are data, and count from the end.
+#include "equivalence/numbers.h"
+#include "equivalence/random_model.h"
+
+namespace piper::looked_up_test {
+namespace {
+
+constexpr int64_t kRows = 6;
+
+// Rows of a weight, and of what is computed of another, at the same places.
+class Looks : public ModelMaker {
+ public:
+  explicit Looks(const std::string& producer) : ModelMaker(3) {
+    model_.set_producer_name(producer);
+    input("places", {2}, onnx::TensorProto::INT64);
+    scope_ = "rows";
+    const std::string rows = made("Gather", {parameter({kRows, 3}, 0, 0.5f), "places"});
+    scope_ = "made";
+    const std::string wide = made("Tanh", {parameter({kRows, 3}, 0, 0.5f)});
+    squares(made("Add", {rows, made("Mul", {rows, made("Gather", {wide, "places"})})}));
+    finish_with_loss();
+  }
+};
+
+// Gives any places, or, without negative ones, the same rows.
+class Places : public BatchSource {
+ public:
+  explicit Places(bool from_front, int64_t shift = 0) : from_front_(from_front), shift_(shift) {}
+  Status read(int64_t step, int, int64_t first, int64_t count, std::byte* to) const override {
+    auto* out = reinterpret_cast<int64_t*>(to);
+    for (int64_t i = 2 * first; i < 2 * (first + count); ++i) {
+      const int64_t place = (i * i + 3 * i + step + shift_) % (2 * kRows) - kRows;
+      *out++ = from_front_ && place < 0 ? place + kRows : place;
+    }
+    return ok_status();
+  }
+  int64_t steps() const override { return INT64_MAX; }
+  int64_t tokens_per_step() const override { return 1; }
+
+ private:
+  bool from_front_;
+  int64_t shift_;
+};
+
+Result<Compiled> compile_looks(const std::string& producer, const std::string& mesh,
+                               const std::string& directives) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = folder.write("model.onnx", Looks(producer).bytes());
+  options.strategy =
+      folder.write("strategy.yaml",
+                   fmt::format("piper: 1\nmesh: {}\ntrain: {{global_batch: 4, optimizer: {{sgd: "
+                               "{{lr: 0.3}}}}}}\ndirectives:\n"
+                               "  - precision: {{compute: f64}}\n{}",
+                               mesh, directives));
+  return compile(options);
+}
+
+Result<JobResult> train_beside(const Compiled& compiled, const Places& data, const Places& of_one) {
+  JobOptions options;
+  options.steps = 3;
+  options.threads = 1;
+  options.verify = {VerifyAgainst::kUncut, 1e-12, 1e-12};
+  return run_job(compiled.set, &data, &*compiled.uncut, &of_one, options);
+}
+
+TEST(LookedUp, IndicesMayCountFromTheEnd) {
+  struct Case {
+    const char *mesh, *directives;
+  };
+  for (const auto& [mesh, directives] :
+       {Case{"{}", ""}, Case{"{dp: 2}", "  - replicate: {over: dp, shard: [optimizer]}\n"},
+        Case{"{tp: 3}", "  - shard: {match: \"**\", dim: 0, over: tp}\n"},
+        Case{"{tp: 4}", "  - shard: {match: \"rows.*\", dim: 0, over: tp, pad: true}\n"}}) {
+    SCOPED_TRACE(directives);
+    const auto compiled = compile_looks("", mesh, directives);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const auto needs = data_needs(compiled->set);
+    ASSERT_TRUE(needs);
+    EXPECT_EQ((*needs)[0].low, -kRows);
+    EXPECT_EQ((*needs)[0].high, kRows - 1);
+    const auto job = train_beside(*compiled, Places(false), Places(true));
+    EXPECT_TRUE(job) << print_error(job.error());
+    EXPECT_FALSE(train_beside(*compiled, Places(false), Places(true, 1)));
+  }
+}
+
+// In PyTorch those of an embedding may not.
+TEST(LookedUp, TokensMayNot) {
+  const auto compiled = compile_looks("pytorch", "{}", "");
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto needs = data_needs(compiled->set);
+  ASSERT_TRUE(needs);
+  EXPECT_EQ((*needs)[0].low, 0);
+}
+
+}  // namespace
+}  // namespace piper::looked_up_test
