@@ -16,7 +16,8 @@ import importlib.util
 import inspect
 import pathlib
 import sys
-from contextlib import nullcontext
+import threading
+from contextlib import contextmanager, nullcontext
 
 import torch
 from exporter.check import compare_with_pytorch
@@ -26,6 +27,7 @@ from exporter.programs import find_programs
 from exporter.weightless import without_values
 
 OPSET = 20
+PATIENCE = 10  # seconds after which is said what is under way
 
 
 def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, batch="auto", opset=OPSET, weights=True, check=True, programs=None,
@@ -49,10 +51,12 @@ def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, ba
         tools = find_programs(programs) if check and weights else None
         with nullcontext(module) if weights else without_values(module):
             job = Export(module, tuple(args), kwargs, batch, opset, weights)
-            listed = job.write(pathlib.Path(path))
+            with told(f"{path}: forward of {type(module).__name__} is traced and written"):
+                listed = job.write(pathlib.Path(path))
         log(job.summary(path, listed))
         if tools:
-            log(compare_with_pytorch(job, pathlib.Path(path), tools))
+            with told(f"{path}: Piper and PyTorch train a step, and evaluate"):
+                log(compare_with_pytorch(job, pathlib.Path(path), tools))
         return listed
     except NotExported:
         raise
@@ -61,6 +65,19 @@ def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, ba
     finally:
         for part, mode in modes:
             part.training = mode
+
+
+@contextmanager
+def told(what):
+    """Says it on stderr if it takes long."""
+    out = sys.stderr  # while it is exported, what others print goes nowhere
+    timer = threading.Timer(PATIENCE, lambda: print(f"{what} …", file=out, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def load(text):
@@ -83,17 +100,26 @@ def load(text):
     return (module, (), args) if isinstance(args, dict) and kwargs is None else (module, args, kwargs)
 
 
+EPILOG = """\
+args is a tuple of an example batch of at least two samples, or a dict where forward takes keywords:
+
+    def small():
+        return Model(), (torch.randn(4, 8), torch.randint(0, 2, (4,)))
+
+If forward returns one scalar, it is the loss; else the strategy names one. formats/model.md says what is exported and what is refused.
+"""
+
+
 def main():
-    parser = argparse.ArgumentParser(prog="export.py", description=__doc__.splitlines()[0], epilog="FUNCTION returns (module, args): args is a tuple "
-                                     "of an example batch, or a dict where forward takes keywords.")
-    parser.add_argument("what", metavar="FILE.py:FUNCTION", help="a function that makes the module and an example batch")
+    parser = argparse.ArgumentParser(prog="export.py", description=__doc__.splitlines()[0], epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", metavar="FILE.py:FUNCTION", help="a function that returns (module, args) or (module, args, kwargs)")
     parser.add_argument("-o", "--output", default="model.onnx", metavar="FILE", help="file to write (default: model.onnx)")
     parser.add_argument("--training", action=argparse.BooleanOptionalAction, default=None, help="export in training or evaluation mode (default: the module's own mode)")
     parser.add_argument("--fixed-batch", action="store_true", help="keep the example's batch size instead of a dynamic batch")
-    parser.add_argument("--opset", type=int, default=OPSET, help=f"default: {OPSET}")
+    parser.add_argument("--opset", type=int, default=OPSET, help=f"version of ONNX's operators (default: {OPSET})")
     parser.add_argument("--no-weights", action="store_true", help="write no parameter values; piperc --dry-run needs none")
     parser.add_argument("--no-check", action="store_true", help="do not compare a training step with PyTorch")
-    parser.add_argument("--programs", metavar="FOLDER", help="folder of piperc and piper-run")
+    parser.add_argument("--programs", metavar="FOLDER", help="folder of piperc and piper-run (default: PIPER_BIN, the build beside this file, or PATH)")
     asked = parser.parse_args()
     try:
         module, args, kwargs = load(asked.what)

@@ -4,12 +4,13 @@ itself compares; and where they would not, it says so.
   export_test.py ROOT BIN    77 where no python here has PyTorch; one that PYTHON names serves, or the environment of tests/bench/against-torch
 """
 import importlib.util
+import io
 import pathlib
 import random
 import sys
 import tempfile
 import types
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from unittest import mock
 
 from own_process import find_python
@@ -724,7 +725,7 @@ class Odd(nn.Module):
         put = h.index_put((rows,), self.fc.bias)
         put[rows, 1:3] = x[0, :2]
         put[rows, wanted] = few[:, 0]
-        logs = logs + h[rows, wanted].square().sum() / max(1, rows.sum()) + max((x > 9).sum(), 1) * few.mean()
+        logs = logs + h[rows, wanted].square().sum() / max(1, rows.sum()) + max((x > 9).sum(), 1) * few.mean() + min(rows.sum(), 2) * few.mean()
         put[x[:, 1] > 0, 0] = 0.3
         logs = logs + put.sin().sum()
         logs = logs + (few @ self.fc.weight).norm() + few.std() + few.var() + few.min() + h.amax() + h.masked_select(x > 0).square().mean() + few.norm(dim=-1).mean() + F.rms_norm(few, (4,)).sin().mean()
@@ -1045,6 +1046,12 @@ def assert_equivalents_are_those_of_torch():
     assert torch.equal(torch.isin(x.round(), torch.arange(2), invert=True), EQUIVALENTS["isin"](x.round(), torch.arange(2), invert=True)), "isin"
 
 
+def assert_long_exports_say_so(path):
+    with mock.patch("export.PATIENCE", 0), redirect_stderr(io.StringIO()) as told:
+        said(nn.Linear(4, 4), (torch.randn(4, 4),), path, check=False)
+    assert told.getvalue() == f"{path}: forward of Linear is traced and written …\n", told.getvalue()
+
+
 def listed(path):
     import json
     model = onnx.load(str(path), load_external_data=False)
@@ -1218,6 +1225,7 @@ def main():
         cases.append((said(Odd("tiny"), (batches[0],), path, batch=None), ["is one of PyTorch: loss"]))
         cases.append((said(Odd("bytes"), (torch.randint(0, 256, (4, 4), dtype=torch.uint8),), path), ["is one of PyTorch: loss"]))
         assert_products_count()
+        assert_long_exports_say_so(path)
         assert_instance_norms_have_either()
         assert_equivalents_are_those_of_torch()
         for case in range(12):

@@ -283,22 +283,24 @@ def counted(count, rows):
 
 @contextlib.contextmanager
 def lengths_of_chosen():
-    """len(x) of what is chosen is a tensor, of which Python would make a number; and so is max(1, n) of a tensor."""
-    length, largest = builtins.len, builtins.max
+    """len(x) of what is chosen is a tensor, of which Python would make a number; and so are max(1, n) and min(1, n) of a tensor."""
+    length, own = builtins.len, {"max": builtins.max, "min": builtins.min}
 
     def length_of(value):
         return counted(value.chosen[1].sum(), value.chosen) if is_chosen(value) and not value.along else length(value)
 
-    def largest_of(*values, **options):
-        tensors = [value for value in values if isinstance(value, torch.Tensor) and not value.dim() and value.dtype is not torch.bool]
-        numbers = [value for value in values if isinstance(value, (int, float))]
-        return tensors[0].clamp(min=numbers[0]) if tensors and numbers and length(values) == 2 and not options else largest(*values, **options)
+    def extreme(name, bound):
+        def apply(*values, **options):
+            tensors = [value for value in values if isinstance(value, torch.Tensor) and not value.dim() and value.dtype is not torch.bool]
+            numbers = [value for value in values if isinstance(value, (int, float))]
+            return tensors[0].clamp(**{bound: numbers[0]}) if tensors and numbers and length(values) == 2 and not options else own[name](*values, **options)
+        return apply
 
-    builtins.len, builtins.max = length_of, largest_of
+    builtins.len, builtins.max, builtins.min = length_of, extreme("max", "min"), extreme("min", "max")
     try:
         yield
     finally:
-        builtins.len, builtins.max = length, largest
+        builtins.len, builtins.max, builtins.min = length, own["max"], own["min"]
 
 
 @contextlib.contextmanager
