@@ -477,8 +477,52 @@ TEST(Architecture, FilesNameNoMachine) {
   EXPECT_GT(checked, 50u);
 }
 
+// Lines by which threads that compile at once could meet: variables that outlive a call, and what
+// guards them.
+std::vector<std::string> shared_state(const std::string& source) {
+  static const std::regex variable(
+      "(static|thread_local) (?!const )(?!constexpr )[^()]*( =|;|\\{).*|"
+      "(?!using|namespace|struct|class|const|template|friend|inline "
+      "const|extern|typedef|enum|union)"
+      "[A-Za-z_][A-Za-z0-9_:<>,* ]* [a-z_]+( = [^(]*|\\{[^(]*)?;");
+  static const std::regex indented(
+      "  +(static|thread_local) (?!const )(?!constexpr )[^()]*( =|;|\\{).*");
+  static const std::regex guard("std::(mutex|shared_mutex|atomic|once_flag)");
+  std::vector<std::string> found;
+  for (const std::string& line : split_text(source, '\n'))
+    if (std::regex_match(line, variable) || std::regex_match(line, indented) ||
+        std::regex_search(line, guard))
+      found.push_back(line);
+  return found;
+}
+
+// A search compiles in several threads. Beside what base has for it (parallel.h, memo.h) they share
+// what is listed here; tests of these run under the thread sanitizer, a whole search only with
+// tools/test --full.
+TEST(Architecture, CompilationsShareNoState) {
+  std::map<std::string, size_t> found;
+  for (const char* const wing : {"ir", "plan", "inspect", "frontend", "planner"})
+    for (const char* const folder : {"src", "include/piper"})
+      for (const fs::path& file : sources_under(kRoot / folder / wing))
+        if (const size_t lines = shared_state(read(file)).size(); lines > 0)
+          found[name_of(file)] = lines;
+  EXPECT_EQ(found,
+            (std::map<std::string, size_t>{
+                {"src/inspect/cluster/op_costs.cc", 1},   // Programs.ThreadsMayAskForCostsAtOnce
+                {"src/plan/verify/model.cc", 1},          // verify_test
+                {"src/planner/search/evaluate.h", 1}}));  // one warning, however many threads
+}
+
 // The checks themselves, on a source that breaks each wall once.
 TEST(Architecture, BreachesAreSeen) {
+  EXPECT_EQ(shared_state("static int calls = 0;\nint calls;\n  static std::string last;\n"
+                         "std::vector<int> all{1};\n  std::mutex mutex_;\n")
+                .size(),
+            5u);
+  EXPECT_EQ(
+      shared_state("static const int kCalls = 0;\nint f();\n  static Result<int> make(int a);\n"
+                   "constexpr int kAll[] = {1};\n  int local = 0;\n"),
+      std::vector<std::string>{});
   const std::string source =
       "#include \"piper/base/base.h\"\n"
       "#include \"piper/planner/lower.h\"\n"

@@ -9,6 +9,7 @@
 
 #include "folder.h"
 #include "golden.h"
+#include "piper/base/parallel.h"
 
 namespace piper {
 namespace {
@@ -240,6 +241,36 @@ constexpr const char* kProduct =
     "program 0 label=\"F\" args=3\n  value 0 f32[128,64] read\n  value 1 f32[64,32] read\n"
     "  value 2 f32[128,32] written\n  op MatMul in=[0,1] out=[2]\n";
 constexpr const char* kRunsProduct = "  0 compute program=0 args=[3,4,5] pass=\"F\"\n";
+
+// Compilations at once ask the same costs, which keep what they have answered.
+TEST(Programs, ThreadsMayAskForCostsAtOnce) {
+  const Cluster cluster = read_text(kTwoByTwo);
+  std::vector<Program> products;
+  for (int64_t rows = 32; rows <= 128; rows += 32) {
+    const PlanSet set =
+        set_of(2, 2, kRunsProduct,
+               fmt::format("program 0 label=\"F\" args=3\n  value 0 f32[{0},64] read\n"
+                           "  value 1 f32[64,32] read\n  value 2 f32[{0},32] written\n"
+                           "  op MatMul in=[0,1] out=[2]\n",
+                           rows));
+    products.push_back(set.roles.at(0).programs.at(0));
+  }
+  std::vector<std::vector<double>> seconds;
+  for (const size_t threads : {1, 4}) {
+    const auto costs = cluster_costs(cluster);
+    ASSERT_TRUE(costs) << print_error(costs.error());
+    std::vector<double>& answers = seconds.emplace_back(64);
+    in_parallel(
+        answers.size(),
+        [&](size_t i) {
+          const auto one = (*costs)->seconds_of(0, products[i % products.size()]);
+          answers[i] = one ? *one : NAN;
+        },
+        threads);
+  }
+  EXPECT_LT(seconds[0][0], seconds[0][3]);
+  EXPECT_EQ(seconds[0], seconds[1]);
+}
 
 TEST(Programs, ProductsGoInWavesOfTiles) {
   Cluster cluster = read_text(kTwoByTwo);

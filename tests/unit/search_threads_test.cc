@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include "folder.h"
-#include "piper/base/parallel.h"
 #include "piper/planner/search.h"
 
 namespace piper {
@@ -88,16 +87,6 @@ TEST_F(SearchThreadsTest, ChangeNoTable) {
   EXPECT_EQ(swept(4, params), alone);
   const std::string wrong = swept(4, {{"stagse", {"1", "2", "4"}, {}}});
   EXPECT_TRUE(wrong.starts_with("error: no param is called 'stagse'")) << wrong;
-}
-
-// Work inside of work is done by the thread that has it, and all of it.
-TEST(InParallel, WorkInsideOfWorkIsDone) {
-  std::vector<std::vector<size_t>> made(5, std::vector<size_t>(7));
-  in_parallel(
-      made.size(),
-      [&](size_t i) { in_parallel(made[i].size(), [&](size_t k) { made[i][k] = 7 * i + k; }); }, 3);
-  for (size_t i = 0; i < made.size(); ++i)
-    for (size_t k = 0; k < made[i].size(); ++k) EXPECT_EQ(made[i][k], 7 * i + k);
 }
 
 }  // namespace

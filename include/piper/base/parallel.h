@@ -12,4 +12,11 @@ namespace piper {
 // several threads' all work is done by that thread: the others have the cores.
 void in_parallel(size_t count, const std::function<void(size_t)>& work, size_t most = 0);
 
+// Calls work(i) as in_parallel does, before(i) ahead of it, and after(i) when work has ended for i
+// and all below. No two calls of `before` and `after` overlap, so they may change what they share,
+// and calls of `after` come in the order of i.
+void in_parallel_in_order(size_t count, const std::function<void(size_t)>& before,
+                          const std::function<void(size_t)>& work,
+                          const std::function<void(size_t)>& after, size_t most = 0);
+
 }  // namespace piper

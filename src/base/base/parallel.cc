@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -31,6 +32,25 @@ void in_parallel(size_t count, const std::function<void(size_t)>& work, size_t m
     // The system grants no more threads: those that run do all.
   }
   run();
+}
+
+void in_parallel_in_order(size_t count, const std::function<void(size_t)>& before,
+                          const std::function<void(size_t)>& work,
+                          const std::function<void(size_t)>& after, size_t most) {
+  std::vector<bool> ended(count);
+  size_t next = 0;   // of `after`
+  std::mutex mutex;  // for `ended`, `next` and what `before` and `after` change
+  const auto in_turn = [&](size_t i) {
+    {
+      const std::scoped_lock lock(mutex);
+      before(i);
+    }
+    work(i);
+    const std::scoped_lock lock(mutex);
+    ended[i] = true;
+    while (next < count && ended[next]) after(next++);
+  };
+  in_parallel(count, in_turn, most);
 }
 
 }  // namespace piper

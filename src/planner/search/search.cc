@@ -5,7 +5,6 @@
 #include <charconv>
 #include <filesystem>
 #include <map>
-#include <mutex>
 #include <set>
 #include <utility>
 
@@ -233,37 +232,34 @@ class Search {
     }
   }
   struct Trial {
-    bool ended = false;
-    std::optional<Tried> tried;  // nothing: it was left
+    bool works = false;                // so far
+    bool may_be_kept_refusal = false;  // the first refusal may be the answer, with all of its text
+    std::optional<Tried> tried;        // nothing: it was left
     double products = 0;
     std::optional<Error> refusal;
   };
   void try_wave(const std::vector<SearchChoice>& wave) {
     std::vector<Trial> trials(wave.size());
-    size_t next = 0;   // that counts
-    std::mutex mutex;  // for `trials` and `next`, and all that counting changes
-    const auto work = [&](size_t i) {
-      std::unique_lock lock(mutex);
-      const bool works = may_work(wave[i]);  // what does not work at one time never will
-      // The first refusal may be the answer, with all that there is to say of it.
-      const bool may_be_kept_refusal = refusal_.has_value();
-      lock.unlock();
-      Trial trial = works ? try_one(wave[i], i, may_be_kept_refusal) : Trial{};
-      lock.lock();
-      trials[i] = std::move(trial);
-      trials[i].ended = true;
-      for (; next < wave.size() && trials[next].ended; ++next)
-        if (may_try(wave[next])) count(std::exchange(trials[next], {}));
-    };
-    in_parallel(wave.size(), work, static_cast<size_t>(options_.threads));
+    in_parallel_in_order(
+        wave.size(),
+        [&](size_t i) {
+          trials[i].works = may_work(wave[i]);  // what does not work at one time never will
+          trials[i].may_be_kept_refusal = refusal_.has_value();
+        },
+        [&](size_t i) {
+          if (trials[i].works) try_one(wave[i], i, trials[i]);
+        },
+        [&](size_t i) {
+          if (may_try(wave[i])) count(std::move(trials[i]));
+        },
+        static_cast<size_t>(options_.threads));
   }
-  Trial try_one(const SearchChoice& choice, size_t number, bool may_be_kept_refusal) const {
+  void try_one(const SearchChoice& choice, size_t number, Trial& trial) const {
     const auto base = std::filesystem::relative(options_.compile.strategy, options_.folder);
-    Trial trial;
     Tried& tried = trial.tried.emplace();
     tried.choice = choice;
     tried.text = text_of(options_.space, choice, base.string());
-    Result<Outcome> outcome = evaluator_.run(tried.text, number, may_be_kept_refusal);
+    Result<Outcome> outcome = evaluator_.run(tried.text, number, trial.may_be_kept_refusal);
     if (outcome) {
       take(*outcome, options_, tried);
       trial.products = outcome->products;
@@ -271,7 +267,6 @@ class Search {
       tried.refused = outcome.error().message;
       trial.refusal = std::move(outcome).error();
     }
-    return trial;
   }
   // Counts a trial. If the system refused it, that says nothing of the candidate: the search ends.
   void count(Trial trial) {

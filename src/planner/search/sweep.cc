@@ -1,7 +1,6 @@
 // Sweeps: what one strategy comes to for each combination of values of its params.
 #include <algorithm>
 #include <filesystem>
-#include <mutex>
 
 #include "evaluate.h"
 #include "piper/base/maps.h"
@@ -90,30 +89,24 @@ Result<std::vector<Swept>> sweep(const SearchOptions& options,
     take(outcome, options, rows[r].tried);
     return ok_status();
   };
-  std::vector<bool> ended(count);
-  size_t shown = 0;
+  std::vector<Status> tried(count, ok_status());
   std::optional<Error> ended_by;  // the system refused something
-  std::mutex mutex;               // for `ended`, `shown` and `ended_by`
-  const auto end_row = [&](size_t r, const Status& tried) {
-    if (!tried) rows[r].tried.refused = tried.error().message;
-    const std::scoped_lock lock(mutex);
-    if (!tried && tried.error().code == ExitCode::kStorage) ended_by = tried.error();
-    if (ended_by) return;
-    ended[r] = true;
-    for (; shown < count && ended[shown]; ++shown)
-      if (options.progress) options.progress(rows[shown].tried, static_cast<int64_t>(shown) + 1);
+  const auto end_row = [&](size_t r) {
+    if (!tried[r]) rows[r].tried.refused = tried[r].error().message;
+    if (!tried[r] && tried[r].error().code == ExitCode::kStorage) ended_by = tried[r].error();
+    if (!ended_by && options.progress) options.progress(rows[r].tried, static_cast<int64_t>(r) + 1);
   };
-  Status first = try_row(0);
-  if (!first)
+  tried[0] = try_row(0);
+  if (!tried[0])
     for (const SweptParam& param : params)  // one that the strategy does not have
-      if (first.error().at.file.starts_with(fmt::format("-D {}=", param.name))) {
-        first.error().at = param.at;
-        return std::move(first).error();
+      if (tried[0].error().at.file.starts_with(fmt::format("-D {}=", param.name))) {
+        tried[0].error().at = param.at;
+        return std::move(tried[0]).error();
       }
-  end_row(0, first);
-  in_parallel(
-      count - 1, [&](size_t r) { end_row(r + 1, try_row(r + 1)); },
-      static_cast<size_t>(options.threads));
+  end_row(0);
+  in_parallel_in_order(
+      count - 1, [](size_t) {}, [&](size_t r) { tried[r + 1] = try_row(r + 1); },
+      [&](size_t r) { end_row(r + 1); }, static_cast<size_t>(options.threads));
   if (ended_by) return *std::move(ended_by);
   return rows;
 }
