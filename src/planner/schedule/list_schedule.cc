@@ -78,7 +78,8 @@ std::vector<Filling> find_fillings(const ListPolicy& policy, const Lines& lines,
   const bool in_halves = std::any_of(lines.all.begin(), lines.all.end(),
                                      [](const Line& line) { return line.pass == TaskPass::kBW; });
   if (!in_halves || policy.limits_give_way) return {};
-  constexpr double kWaits[] = {0, 0.05, 0.2, 0.6, 1};
+  // Of what was tried for many random pipelines, these are the ones that were ever the best.
+  constexpr double kWaits[] = {0.05, 0.2, 0.6, 1};
   std::vector<Filling> fillings;
   for (const double wait : kWaits) fillings.push_back({wait, {}});
   if (trips.empty()) return fillings;
@@ -89,14 +90,15 @@ std::vector<Filling> find_fillings(const ListPolicy& policy, const Lines& lines,
   std::vector<int64_t> each(trips.size());
   for (size_t i = 0; i < by_trip.size(); ++i) each[by_trip[i]] = static_cast<int64_t>(i) + 1;
   for (const double wait : kWaits) fillings.push_back({wait, each});
-  for (const double factor : {0.9, 1.0, 1.035, 1.12})
-    for (const int64_t more : {1, 4})
-      for (const double wait : {0.0, 0.05, 0.6}) {
-        Filling filling{wait, {}};
-        for (const Trip& trip : trips)
-          filling.ahead.push_back(static_cast<int64_t>(trip.forwards() * factor) + more);
-        fillings.push_back(std::move(filling));
-      }
+  constexpr std::pair<double, int64_t> kAhead[] = {
+      {0.9, 1}, {0.9, 4}, {1.0, 1}, {1.035, 1}, {1.12, 1}};
+  for (const auto& [factor, more] : kAhead)
+    for (const double wait : {0.0, 0.05, 0.6}) {
+      Filling filling{wait, {}};
+      for (const Trip& trip : trips)
+        filling.ahead.push_back(static_cast<int64_t>(trip.forwards() * factor) + more);
+      fillings.push_back(std::move(filling));
+    }
   return fillings;
 }
 
@@ -105,13 +107,14 @@ class Trials {
  public:
   Trials(const Dag& dag, const ListPolicy& policy, const Lines& lines)
       : dag_(dag), policy_(policy), lines_(lines), v_(find_v(dag, lines)), tries_(1) {
-    if (!policy.limits_give_way) patterns_ = find_patterns(dag, lines);
+    if (!policy.limits_give_way) trips_ = find_trips(dag, policy, lines);
+    // Where cells have one region each, no pattern was better than all fillings.
+    if (!policy.limits_give_way && trips_.empty()) patterns_ = find_patterns(dag, lines);
     for (const Pattern& pattern : patterns_)
       for (const Follow follow : {Follow::kOrder, Follow::kLimits}) {
         tries_.emplace_back().rule.follow = follow;
         tries_.back().rule.pattern = &pattern;
       }
-    if (!policy.limits_give_way) trips_ = find_trips(dag, policy, lines);
     for (Filling& filling : find_fillings(policy, lines, trips_))
       tries_.emplace_back().rule.filling = std::move(filling);
     for (const VRules& rules : {VRules{true, true}, {true, false}, {false, true}, {false, false}})
@@ -152,7 +155,7 @@ class Trials {
   // Of large pipelines, a few microbatches more than are in flight show how an order starts,
   // repeats and ends.
   size_t sample_size() const {
-    constexpr size_t kLarge = 1 << 18;  // tasks that are simulated
+    constexpr size_t kLarge = 1 << 17;  // tasks that are simulated
     if (tries_.size() == 1 || lines_.places.size() * tries_.size() <= kLarge) return micros();
     size_t sample = 3 * dag_.cells.size();
     for (const Pattern& pattern : patterns_)
@@ -162,7 +165,7 @@ class Trials {
   }
   // Few of the tighter limits are tried where a pipeline is large.
   int64_t stride(size_t sample) const {
-    constexpr size_t kMost = 1 << 23;  // tasks that are simulated, about
+    constexpr size_t kMost = 1 << 22;  // tasks that are simulated, about
     const auto forwards = static_cast<size_t>(
         std::count_if(lines_.all.begin(), lines_.all.end(),
                       [](const Line& line) { return line.pass == TaskPass::kF; }));

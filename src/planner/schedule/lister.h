@@ -1,9 +1,7 @@
 // Simulates the cells and lets each take what can start first. Private to the schedule room.
 #pragma once
 
-#include <functional>
 #include <limits>
-#include <queue>
 
 #include "lines.h"
 
@@ -46,15 +44,17 @@ class Lister {
         bytes_(dag.cells.size()),
         ahead_(dag.cells.size()),
         first_(dag.cells.size(), kNever),
-        version_(dag.cells.size()),
-        order_(dag.cells.size()) {}
+        choice_(dag.cells.size()),
+        start_(dag.cells.size(), kNever) {
+    taken_.reserve(lines.places.size());
+  }
 
   Result<std::vector<ComputeOrder>> run() {
     for (size_t l = 0; l < ready_.size(); ++l) find_ready(l);
     for (size_t cell = 0; cell < clock_.size(); ++cell) look_at(cell);
     for (;;) {
       const Choice best = next();
-      if (best.start == kNever) return std::move(order_);
+      if (best.start == kNever) return order();
       const Line& line = lines_.all[best.line];
       if (blocked(best.line) && !policy_.limits_give_way) return too_tight(line.cell);
       take(best);
@@ -84,6 +84,14 @@ class Lister {
     int64_t start = kNever;  // that: nothing
   };
 
+  std::vector<ComputeOrder> order() const {
+    std::vector<ComputeOrder> order(clock_.size());
+    for (const int32_t taken : taken_) {
+      const LinePlace& place = lines_.places[static_cast<size_t>(taken)];
+      order[lines_.all[static_cast<size_t>(place.line)].cell].tasks.push_back(place.task);
+    }
+    return order;
+  }
   // Returns how long it is at least, by what the cell has still to do.
   int64_t least_length(size_t cell) const {
     const int64_t begin = policy_.span ? std::min(first_[cell], clock_[cell]) : 0;
@@ -109,18 +117,16 @@ class Lister {
 
   // Returns what starts first; of several the first cell's.
   Choice next() {
-    for (; !queue_.empty(); queue_.pop()) {
-      const auto& [start, cell, version] = queue_.top();
-      if (version == version_[cell]) return best_in(cell, false);
-    }
+    const auto first = std::ranges::min_element(start_);
+    if (first == start_.end()) return {};
+    if (*first < kNever) return choice_[static_cast<size_t>(first - start_.begin())];
     for (size_t cell = 0; cell < clock_.size(); ++cell)
       if (const Choice best = best_in(cell, true); best.start < kNever) return best;
     return {};
   }
   void look_at(size_t cell) {
-    ++version_[cell];
-    if (const Choice best = best_in(cell, false); best.start < kNever)
-      queue_.push({best.start, cell, version_[cell]});
+    choice_[cell] = best_in(cell, false);
+    start_[cell] = choice_[cell].start;
   }
   Choice best_in(size_t cell, bool ignore_limits) const {
     Choice best, other;  // `other`: of those that are no weight halves
@@ -192,9 +198,9 @@ class Lister {
       bytes_[line.cell] -= lines_.places[place].freed;
       if (line.pass != TaskPass::kBW) --ahead_[line.cell];
     }
-    order_[line.cell].tasks.push_back(lines_.places[place].task);
+    taken_.push_back(static_cast<int32_t>(place));
     find_ready(choice.line);
-    // A cell for which nothing changed has its right place in the queue.
+    // A cell for which nothing changed takes what it would have taken.
     for (size_t l : line.readers)
       if (find_ready(l) && lines_.all[l].cell != line.cell) look_at(lines_.all[l].cell);
     look_at(line.cell);
@@ -255,11 +261,9 @@ class Lister {
   std::vector<int64_t> held_;   // by line: chunks of activations of a forward's region
   std::vector<int64_t> clock_, in_flight_, bytes_;  // by cell
   std::vector<int64_t> ahead_, first_;  // by cell: forwards before their backwards; the first begin
-  // The first start of each cell; an entry whose version is not the cell's is out of date.
-  using Entry = std::tuple<int64_t, size_t, int32_t>;  // start, cell, version
-  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
-  std::vector<int32_t> version_;
-  std::vector<ComputeOrder> order_;
+  std::vector<Choice> choice_;          // by cell: what it would take now
+  std::vector<int64_t> start_;          // of these
+  std::vector<int32_t> taken_;          // places, in the order of their starts
 };
 
 }  // namespace piper
