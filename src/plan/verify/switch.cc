@@ -10,8 +10,25 @@ namespace {
 using Spans = std::vector<std::pair<int64_t, int64_t>>;  // elements [first, second)
 constexpr size_t kMostSwitchFindings = 20;
 
+// Sorts what mostly is a few ascending lists, one after the other, of millions of spans.
+void merge_lists(Spans& spans) {
+  std::vector<Spans::iterator> ends{spans.begin()};
+  for (auto at = spans.begin(); at != spans.end(); ++at)
+    if (at != spans.begin() && *at < *std::prev(at)) ends.push_back(at);
+  ends.push_back(spans.end());
+  while (ends.size() > 2) {
+    std::vector<Spans::iterator> left{spans.begin()};
+    for (size_t k = 1; k < ends.size(); k += 2) {
+      const auto end = ends[std::min(k + 1, ends.size() - 1)];
+      std::inplace_merge(left.back(), ends[k], end);
+      left.push_back(end);
+    }
+    ends = std::move(left);
+  }
+}
+
 Spans in_one(Spans spans) {
-  if (!std::is_sorted(spans.begin(), spans.end())) std::sort(spans.begin(), spans.end());
+  merge_lists(spans);
   Spans out;
   for (const auto& [first, end] : spans) {
     if (!out.empty() && first <= out.back().second)
@@ -22,10 +39,23 @@ Spans in_one(Spans spans) {
   return out;
 }
 
-bool is_within(const Spans& all, int64_t first, int64_t end) {
-  auto next = std::upper_bound(all.begin(), all.end(), std::pair(first, INT64_MAX));
-  return next != all.begin() && (--next)->first <= first && end <= next->second;
-}
+// Finds spans that have elements, of which most are asked for in order.
+class SpanFinder {
+ public:
+  explicit SpanFinder(const Spans& all) : all_(all), near_(all.end()) {}
+  bool has(int64_t first, int64_t end) {
+    if (near_ == all_.end() || near_->first > first) {
+      near_ = std::upper_bound(all_.begin(), all_.end(), std::pair(first, INT64_MAX));
+      if (near_ != all_.begin()) --near_;
+    }
+    while (near_ != all_.end() && near_->second <= first) ++near_;
+    return near_ != all_.end() && near_->first <= first && end <= near_->second;
+  }
+
+ private:
+  const Spans& all_;
+  Spans::const_iterator near_;
+};
 
 class SwitchProof {
  public:
@@ -54,12 +84,13 @@ class SwitchProof {
         find("a move of state {} of {}", move.state, transfer_.states.size());
         continue;
       }
-      const Spans& source = before_[{move.from, move.state}];
+      SpanFinder source(before_[{move.from, move.state}]);
+      Spans& to = given[{move.to, move.state}];
       for (const StateTransfer::Run& run : move.runs) {
-        if (!is_within(source, run.first, run.end()))
+        if (!source.has(run.first, run.end()))
           find("rank {} is to give elements [{}, {}) of '{}' to rank {}, and does not hold them",
                move.from, run.first, run.end(), name(move.state), move.to);
-        given[{move.to, move.state}].emplace_back(run.first, run.end());
+        to.emplace_back(run.first, run.end());
       }
     }
     for (auto& [place, spans] : given) compare(place, spans);
@@ -100,7 +131,7 @@ class SwitchProof {
 
   // Each element that the rank is to hold comes once, and no other.
   void compare(const Place& place, Spans spans) {
-    if (!std::is_sorted(spans.begin(), spans.end())) std::sort(spans.begin(), spans.end());
+    merge_lists(spans);
     for (size_t k = 1; k < spans.size(); ++k)
       if (spans[k].first < spans[k - 1].second)
         find("element {} of '{}' comes to rank {} twice", spans[k].first, name(place.second),

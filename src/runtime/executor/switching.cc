@@ -70,7 +70,8 @@ std::vector<Held::Run> sorted_runs(const Held& held, bool packed) {
     runs.push_back({run.whole, packed ? before : run.held, run.count});
     before += run.count;
   });
-  std::ranges::sort(runs, {}, &Held::Run::whole);
+  if (!std::ranges::is_sorted(runs, {}, &Held::Run::whole))
+    std::ranges::sort(runs, {}, &Held::Run::whole);
   return runs;
 }
 
