@@ -176,7 +176,7 @@ void expect_same_when_queued(const PlanSet& set, const BatchSource& data, const 
   int64_t bytes = 0;
   for (const int32_t role : set.role_of_rank)
     bytes += set.roles[static_cast<size_t>(role)].arena_bytes;
-  const int orders = given_seed() ? 20 : bytes < kSmall ? 8 : 2;
+  const int orders = given_seed() ? 20 : bytes < kSmall ? 3 : 2;
   JobOptions options;
   options.steps = steps;
   options.threads = 1;

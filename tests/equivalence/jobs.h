@@ -91,8 +91,8 @@ Result<Trained> train_simulated(const PlanSet& set, const std::string& model, Si
                                 int64_t steps);
 
 // A few steps of the plans on the CPU, with helpers beside its ranks' threads, and on devices that
-// only queue: all end with the same bits. There in 20 orders, of which no two plans of a test have
-// the same; plans of larger models in two, and in all 20 if PIPER_SEED says where to begin.
+// only queue: all end with the same bits. There in three orders, of which no two plans of a test
+// have the same; plans of larger models in two; in 20 if PIPER_SEED says where to begin.
 void expect_same_when_queued(const PlanSet& set, const BatchSource& data, const std::string& what);
 void expect_same_when_queued(const PlanSet& set, const std::string& model, const std::string& what);
 
