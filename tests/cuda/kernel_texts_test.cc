@@ -325,6 +325,7 @@ void add_uses(const OpDef& def, DType type, Program& program) {
   }
 }
 
+// As assembly: the machine code of those that models have is looked at above.
 TEST(Texts, OfAllOpsCompile) {
   const Nvrtc* nvrtc = Nvrtc::find();
   if (!nvrtc) GTEST_SKIP() << "no NVRTC";
@@ -338,7 +339,7 @@ TEST(Texts, OfAllOpsCompile) {
     SCOPED_TRACE("ops from " + names[first] + " on");
     const auto made = device_program(program);
     ASSERT_TRUE(made) << print_error(made.error());
-    const auto binary = nvrtc->compile(made->source, "sm_90a");
+    const auto binary = nvrtc->compile(made->source, "compute_90a");
     ASSERT_TRUE(binary.ok) << binary.log;
     EXPECT_EQ(binary.log.find("warning"), std::string::npos) << binary.log;
   }
