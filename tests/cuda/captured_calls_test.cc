@@ -210,6 +210,67 @@ TEST_F(CapturedCalls, AreNotTheFirst) {
   EXPECT_THAT(end(), HasSubstr("a communicator's first call is captured\n"));
 }
 
+// Nothing is queued beside a graph that runs where the environment switches that off, whatever
+// stream it is on.
+TEST_F(CapturedCalls, AreAloneWhereGraphsMixWithNothing) {
+  connect();
+  begin(0);
+  call(0, 0);
+  CuGraphExec* const sends = captured(0);
+  begin(1);
+  call(1, 1);
+  CuGraphExec* const receives = captured(1);
+  for (const char* const mixes : {"1", "0"}) {
+    setenv("NCCL_GRAPH_MIXING_SUPPORT", mixes, 1);
+    ASSERT_EQ(driver.cuGraphLaunch(sends, streams[0]), 0);
+    ASSERT_EQ(driver.cuGraphLaunch(receives, streams[1]), 0);
+    call(0, 0);
+    call(1, 1);
+    EXPECT_EQ(driver.cuCtxSynchronize(), 0);
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    EXPECT_EQ(said.find("NCCL_GRAPH_MIXING_SUPPORT is 0\n") != std::string::npos, *mixes == '0');
+    ::testing::internal::CaptureStderr();
+  }
+  unsetenv("NCCL_GRAPH_MIXING_SUPPORT");
+  EXPECT_EQ(end(), "");
+}
+
+// What a group writes nobody else in it reads or writes; a gather may be in place, at its own part.
+TEST_F(CapturedCalls, OfAGroupTouchMemoryOfTheirOwn) {
+  connect();
+  char* const at = reinterpret_cast<char*>(memory[0]);
+  constexpr size_t kPart = kBytes / 2;
+  const auto said = [&](const auto& calls) {
+    nccl.ncclGroupStart();
+    calls();
+    nccl.ncclGroupEnd();
+    const std::string text = ::testing::internal::GetCapturedStderr();
+    ::testing::internal::CaptureStderr();
+    nccl.ncclCommAbort(ranks[0]);
+    NcclId id;
+    nccl.ncclGetUniqueId(&id);
+    NcclConfig config;
+    config.blocking = 0, config.cluster = 1, config.name = "another";
+    nccl.ncclCommInitRankConfig(&ranks[0], 2, id, 0, &config);
+    return text;
+  };
+  EXPECT_EQ(said([&] {
+              nccl.ncclSend(at, kPart, kNcclInt8, 1, ranks[0], streams[0]);
+              nccl.ncclRecv(at + kPart, kPart, kNcclInt8, 1, ranks[0], streams[0]);
+            }),
+            "");
+  EXPECT_THAT(said([&] {
+                nccl.ncclSend(at, kPart, kNcclInt8, 1, ranks[0], streams[0]);
+                nccl.ncclRecv(at + kPart - 1, kPart, kNcclInt8, 1, ranks[0], streams[0]);
+              }),
+              HasSubstr("writes where another one of its group reads or writes\n"));
+  EXPECT_EQ(said([&] { nccl.ncclAllGather(at, at, kPart, kNcclInt8, ranks[0], streams[0]); }), "");
+  EXPECT_THAT(
+      said([&] { nccl.ncclAllGather(at + kPart, at, kPart, kNcclInt8, ranks[0], streams[0]); }),
+      HasSubstr("an operation writes over what it reads\n"));
+  EXPECT_EQ(end(), "");
+}
+
 TEST_F(CapturedCalls, GoWithTheirGraphBeforeTheirCommunicator) {
   connect();
   begin(0);

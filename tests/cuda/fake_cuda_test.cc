@@ -178,6 +178,29 @@ TEST_F(FakeCuda, GraphsAreWhatWasCaptured) {
   EXPECT_EQ(end(), "");
 }
 
+// A graph may run when pageable memory is gone; places of a copy, and lines of a memset, are apart.
+TEST_F(FakeCuda, CopiesAndMemsetsSayWhatTheVendorLeavesOpen) {
+  std::string pageable(kBytes, 'p');
+  CuGraph* graph = nullptr;
+  driver.cuStreamBeginCapture_v2(streams[0], kCaptureThread);
+  driver.cuMemcpyAsync(memory[1], reinterpret_cast<CuAddress>(pageable.data()), kBytes, streams[0]);
+  EXPECT_EQ(driver.cuStreamEndCapture(streams[0], &graph), 0);
+  EXPECT_EQ(driver.cuGraphDestroy(graph), 0);
+  EXPECT_EQ(driver.cuMemsetD2D32Async(memory[0], 8, 1, 1, kBytes / 8, streams[0]), 0);
+  EXPECT_EQ(driver.cuMemsetD2D32Async(memory[0], 6, 1, 1, 4, streams[0]), 1);
+  EXPECT_EQ(driver.cuMemsetD2D32Async(memory[0], 4, 1, 2, 4, streams[0]), 1);
+  EXPECT_EQ(driver.cuMemcpyAsync(memory[0], memory[0] + 512, 512, streams[0]), 0);
+  EXPECT_EQ(driver.cuStreamSynchronize(streams[0]), 0);
+  EXPECT_EQ(driver.cuMemcpyAsync(memory[0], memory[0] + 511, 512, streams[0]), 0);
+  EXPECT_EQ(driver.cuStreamSynchronize(streams[0]), 719);
+  EXPECT_GT(report(), 0);  // work runs again
+  const std::string said = end();
+  for (const char* const each : {"cuMemcpyAsync: a graph copies pageable memory",
+                                 "cuMemsetD2D32Async: lines that are not aligned, or overlap",
+                                 "a copy: both places overlap\n"})
+    EXPECT_THAT(said, HasSubstr(each));
+}
+
 TEST_F(FakeCuda, CapturesRefuseWaitsAndForksThatDoNotJoin) {
   CuGraph* graph = nullptr;
   driver.cuStreamBeginCapture_v2(streams[0], kCaptureThread);

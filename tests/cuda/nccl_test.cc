@@ -117,6 +117,13 @@ INSTANTIATE_TEST_SUITE_P(
             "parameters], reduce: {sum: fast}}\n",
             false},
         Job{"zero3", "zero3", {{"dp", "2"}, {"microbatches", "2"}}},
+        Job{"in_eight_bits",
+            "zero3",
+            {{"dp", "3"}, {"microbatches", "2"}},
+            "directives:\n  - name: replicate\n    replicate: {over: dp, shard: [optimizer, "
+            "gradients, "
+            "parameters], gather: {dtype: int8, block: 32, lossy: true}, reduce: {dtype: float8, "
+            "block: 32, lossy: true}}\n"},
         Job{"stages", "1f1b", {{"stages", "2"}, {"dp", "2"}, {"microbatches", "3"}}},
         Job{"both_ways", "dualpipev", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "6"}}},
         Job{"two_pipelines", "dualpipe", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "4"}}},

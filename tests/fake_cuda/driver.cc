@@ -54,6 +54,8 @@ int cuInit(unsigned) {
   Call call("cuInit", false);
   if (call.code != kOk) return call.code;
   const auto code = static_cast<int>(variable("FAKE_CUDA_INIT", 0));
+  if (variable("CUDA_DEVICE_MAX_CONNECTIONS", 32) < 32)
+    call.state.misuse(call.name, "streams share ways to the device: CUDA_DEVICE_MAX_CONNECTIONS");
   call.state.is_ready = code == kOk;
   return code;
 }

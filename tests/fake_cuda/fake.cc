@@ -27,6 +27,10 @@ namespace {
 
 constexpr int kBadEnd = 86;
 
+// Whether a call that is no part of a graph may be queued while one runs that has calls of its
+// communicator.
+bool mixes_graphs() { return variable("NCCL_GRAPH_MIXING_SUPPORT", 1) != 0; }
+
 void at_exit(int status, void*) {
   if (variable("FAKE_CUDA_REPORT", 1) == 0) return;
   if (State::get().report() == 0 || status != 0) return;
@@ -160,11 +164,25 @@ int State::begin(const char* call, CuStream* stream, Begin work) {
   return failure();
 }
 
+bool State::is_in_running_graph(const NcclComm* comm) const {
+  return std::any_of(objects_.begin(), objects_.end(), [&](const auto& object) {
+    const auto* graph = dynamic_cast<const CuGraphExec*>(object.get());
+    if (!graph || !graph->is_alive) return false;
+    const bool runs = graph->queued > 0 || (graph->launched && !graph->launched->is_done);
+    return runs && std::any_of(graph->calls.begin(), graph->calls.end(),
+                               [&](const auto& each) { return each.first == comm; });
+  });
+}
+
 int State::communicate(const char* call, NcclComm* comm, CuStream* stream, Begin work) {
   const int64_t number = ++communicated_;
   if (stream->capture) {
     stream->capture->calls.emplace_back(comm, number);
   } else {
+    if (!mixes_graphs() && is_in_running_graph(comm))
+      misuse(call,
+             "a graph with calls of the communicator still runs, and "
+             "NCCL_GRAPH_MIXING_SUPPORT is 0");
     comm->expected.push_back(number);
   }
   return begin(call, stream, [=, work = std::move(work)]() -> Result<std::shared_ptr<Point>> {

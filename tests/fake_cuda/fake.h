@@ -167,6 +167,7 @@ struct NcclComm : fake::Object {
   std::function<int()> pending;
   std::set<std::string> connected;  // the ways that work: "send 0 1", "receive 0 1", "sum 0"
   bool is_aborted = false;          // its operations end when they begin
+  bool is_final = false;            // it takes no more operations
   std::deque<int64_t> expected;     // numbers of calls that are to begin
   std::vector<std::shared_ptr<fake::Point>> under_way;  // what has begun
   CuStream* stream = nullptr;        // the one on which all of its operations stand
@@ -276,6 +277,8 @@ class State {
   // Queues what a communicator does; each begins in the order in which the host has called, and
   // graphs are queued.
   int communicate(const char* call, NcclComm* comm, CuStream* stream, Begin work);
+  // Whether a graph is queued or runs that has calls of it.
+  bool is_in_running_graph(const NcclComm* comm) const;
   // Queues a graph's calls again.
   void expect(const CuGraphExec& graph);
   std::shared_ptr<Point> launch(const CuGraphExec& graph);

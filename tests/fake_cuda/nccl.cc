@@ -291,11 +291,51 @@ int connect_and_queue(State& state, NcclComm& comm, const std::vector<Operation>
                                    : static_cast<int>(kNcclInProgress);
 }
 
+// What an operation reads and writes; an empty one: nothing.
+struct Touched {
+  const char* at = nullptr;
+  size_t bytes = 0;
+  bool meets(const Touched& other) const {
+    return bytes > 0 && other.bytes > 0 && at < other.at + other.bytes && other.at < at + bytes;
+  }
+};
+Touched read_by(const Operation& one) {
+  const size_t parts =
+      one.kind == Operation::kReduceScatter ? static_cast<size_t>(one.comm->size) : 1;
+  return one.kind == Operation::kReceive ? Touched() : Touched{one.from, parts * one.bytes()};
+}
+Touched written_by(const Operation& one) {
+  const size_t parts = one.kind == Operation::kAllGather ? static_cast<size_t>(one.comm->size) : 1;
+  return one.gets() ? Touched{one.to, parts * one.bytes()} : Touched();
+}
+// Whether what it writes is what it reads, as the library lets it be: of a gather the own part of
+// the whole, of a scatter the part of the whole that is the own one.
+bool is_in_place(const Operation& one) {
+  const size_t own = static_cast<size_t>(one.comm->rank) * one.bytes();
+  return one.kind == Operation::kAllGather       ? one.from == one.to + own
+         : one.kind == Operation::kReduceScatter ? one.to == one.from + own
+                                                 : one.from == one.to;
+}
+// Operations of a group run in no order.
+void check_memory(State& state, const std::vector<Operation>& operations) {
+  for (size_t i = 0; i < operations.size(); ++i) {
+    const Touched written = written_by(operations[i]);
+    if (written.meets(read_by(operations[i])) && !is_in_place(operations[i]))
+      state.misuse("ncclGroupEnd", "an operation writes over what it reads");
+    for (size_t k = 0; k < operations.size(); ++k)
+      if (k != i && (written.meets(read_by(operations[k])) ||
+                     (k > i && written.meets(written_by(operations[k])))))
+        state.misuse("ncclGroupEnd",
+                     "an operation writes where another one of its group reads or writes");
+  }
+}
+
 // Communicators do not block: what is called is queued while somebody asks whether it is.
 int queue_group(State& state) {
   if (group.empty()) return kNcclOk;
   NcclComm* const comm = group[0].comm;
   if (comm->pending) state.misuse("ncclGroupEnd", "the communicator's last call is not done");
+  check_memory(state, group);
   show_ways(*comm, group);
   comm->pending = [&state, comm, all = std::exchange(group, {})] {
     return connect_and_queue(state, *comm, all);
@@ -306,6 +346,7 @@ int queue_group(State& state) {
 int add(Call& call, Operation one) {
   if (!call.state.check(call.name, one.comm) || !call.state.check(call.name, one.stream))
     return kNcclInvalid;
+  if (one.comm->is_final) call.state.misuse(call.name, "the communicator is finalized");
   if (one.comm->stream && one.comm->stream != one.stream)
     call.state.misuse(call.name, "a communicator on two streams");
   one.comm->stream = one.stream;
@@ -385,6 +426,23 @@ void end_abort(Call& call, NcclComm& comm) {
 }
 thread_local std::vector<NcclComm*> aborted;  // by the group that is open
 
+// What the environment says takes the place of what the caller does; what is empty says nothing.
+void check_environment(Call& call, const NcclConfig& config) {
+  constexpr int kNothing = NcclConfig::kUndefined;
+  for (const auto& [name, said] : {std::pair("NCCL_COMM_BLOCKING", config.blocking),
+                                   {"NCCL_CGA_CLUSTER_SIZE", config.cluster},
+                                   {"NCCL_MIN_CTAS", config.least_blocks},
+                                   {"NCCL_MIN_NCHANNELS", config.least_blocks},
+                                   {"NCCL_MAX_CTAS", config.most_blocks},
+                                   {"NCCL_LAUNCH_ORDER_IMPLICIT", 0}}) {
+    const char* const text = std::getenv(name);
+    if (text && *text && std::atoi(text) != said)
+      call.state.misuse(call.name,
+                        fmt::format("{}={} takes the place of {}", name, text,
+                                    said == kNothing ? "nothing" : std::to_string(said)));
+  }
+}
+
 NcclWindow* registered(Call& call, NcclComm* comm, void* at, size_t bytes, bool is_window) {
   const auto begin = reinterpret_cast<uintptr_t>(at);
   const Range* range = call.state.range_of(begin);
@@ -436,6 +494,7 @@ int ncclCommInitRankConfig(NcclComm** comm, int size, NcclId id, int rank, NcclC
   FAKE_CALL(ncclCommInitRankConfig);
   FAKE_CONTEXT();
   FAKE_NO_CAPTURE();
+  check_environment(call, *config);
   const bool has_limits = config->most_blocks != NcclConfig::kUndefined;
   if (config->magic != 0xcafebeef || config->size < sizeof(NcclConfig) || rank < 0 ||
       rank >= size || (has_limits && (config->most_blocks < 1 || config->most_blocks > 64)) ||
@@ -479,6 +538,7 @@ int ncclCommGetAsyncError(NcclComm* comm, int* state) {
 int ncclCommFinalize(NcclComm* comm) {
   FAKE_CALL(ncclCommFinalize);
   FAKE_CHECK(comm);
+  if (std::exchange(comm->is_final, true)) call.state.misuse(call.name, "it was called before");
   return kNcclOk;
 }
 int ncclCommDestroy(NcclComm* comm) {
@@ -486,6 +546,7 @@ int ncclCommDestroy(NcclComm* comm) {
   FAKE_CHECK(comm);
   if (forget_all(call.state, comm))
     call.state.misuse(call.name, "memory is still registered with it");
+  if (!comm->is_final) call.state.misuse(call.name, "the communicator is not finalized");
   leave(call, *comm);
   return call.code;
 }

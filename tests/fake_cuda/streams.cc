@@ -70,7 +70,8 @@ Status copy(State& state, std::optional<int> device, CuAddress to, CuAddress fro
     if (wrong.empty()) wrong = state.touch(at, bytes, access);
     if (!wrong.empty()) return fail("a copy: {}", wrong);
   }
-  std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  if (from < to + bytes && to < from + bytes) return fail("a copy: both places overlap");
+  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
   return ok_status();
 }
 
@@ -217,6 +218,8 @@ int cuMemcpyAsync(CuAddress to, CuAddress from, size_t bytes, CuStream* stream) 
   if (bytes == 0) return kOk;
   const bool from_pageable = !state.range_of(from), to_pageable = !state.range_of(to);
   if (!state.check(call.name, stream)) return kInvalidHandle;
+  if (stream->capture && (from_pageable || to_pageable))
+    state.misuse(call.name, "a graph copies pageable memory, which may be gone when it runs");
   const int device = stream->context->device;
   if (from_pageable && !stream->capture) {  // read before the call returns
     const auto* bytes_from = reinterpret_cast<const char*>(from);
@@ -261,6 +264,10 @@ int cuMemsetD32Async(CuAddress at, unsigned value, size_t count, CuStream* strea
 int cuMemsetD2D32Async(CuAddress at, size_t pitch, unsigned value, size_t width, size_t height,
                        CuStream* stream) {
   FAKE_CALL(cuMemsetD2D32Async);
+  if (pitch % sizeof value != 0 || pitch < width * sizeof value) {
+    call.state.misuse(call.name, "lines that are not aligned, or overlap");
+    return kInvalidValue;
+  }
   return set(call, at, pitch, value, width, height, stream);
 }
 

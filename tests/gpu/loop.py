@@ -116,6 +116,10 @@ def killed(session):
     parallel.processes(session, "dp2 over NCCL, 6 steps", plans, 2, ("--steps", "6", "--save", whole, "--check-replicas", "2"))
     parallel.processes(session, "dp2 over NCCL, killed in step 5", plans, 2, ("--steps", "6", "--checkpoint", folder, "--every", "2"),
                        fault="kill@1:5:step", codes=[10, -9])
+    # A step of more kernels than the driver queues: the host that is left may stand in one of its calls.
+    many = parallel.compile_job(session, "pp2-many")
+    if many is not None:
+        parallel.processes(session, "a rank killed behind thousands of kernels ends the other", many, 2, ("--steps", "1000000", "--graphs", "off"), kill=12)
     left = sorted(path.name for path in folder.glob("step-*"))  # the last one was still being written, or not
     session.note("the killed job left checkpoints", left[:1] == ["step-000000002"], left=left)
     _, resumed = session.train("resumed-between-threads", plans, 6, "--resume", folder, limit_s=60)

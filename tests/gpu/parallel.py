@@ -10,10 +10,13 @@ import time
 from correctness import SAMPLE, plans_of_sample
 from session import ROOT
 
-# name: files of strategies/, flags
+# name: files of strategies/, flags, and what `replicate` says otherwise than they do
 JOBS = {"dp2": (["ddp"], ["dp=2"]),
         "pp2-1f1b": (["1f1b"], ["stages=2", "dp=1", "microbatches=4"]),
+        "pp2-many": (["1f1b"], ["stages=2", "dp=1", "microbatches=8"]),
         "zero3": (["zero3"], ["dp=2"]),
+        "zero3-int8": (["zero3"], ["dp=2"], "{over: dp, shard: [optimizer, gradients, parameters], gather: {dtype: int8, lossy: true}, "
+                                            "reduce: {dtype: int8, lossy: true}}"),
         "tp2": (["tensor/sequence"], ["tp=2"]),
         "offload": (["schedules/gpipe", "memory/offload"], ["stages=2", "microbatches=8"]),
         "dualpipe": (["dualpipe"], ["stages=2", "dp=1", "microbatches=8"]),
@@ -22,15 +25,20 @@ JOBS = {"dp2": (["ddp"], ["dp=2"]),
         "2bw": (["pipedream-2bw"], ["stages=2", "dp=1", "microbatches=4"])}
 
 
+# What job scripts for other programs say, and piper-run sets otherwise.
+FOR_OTHERS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_GRAPH_MIXING_SUPPORT": "0", "NCCL_LAUNCH_ORDER_IMPLICIT": "1", "NCCL_MIN_CTAS": "32"}
+
+
 def compile_job(session, name):
     """Returns the plans of the sample, in a dry run of a smaller model."""
-    files, flags = JOBS[name]
+    files, flags, *replicate = JOBS[name]
+    directives = f"directives:\n  - name: replicate\n    replicate: {replicate[0]}\n" if replicate else ""
     loss = "loss: {cross_entropy: {logits: logits, labels: labels}}" if session.dry else ""
     text = f"""piper: 1
 include: [{", ".join(f"{ROOT}/strategies/{file}.yaml" for file in files)}]
 {loss}
 train: {{optimizer: {{adamw: {{lr: 1e-3}}}}, clip_norm: 1.0, global_batch: {8 if session.dry else 16}}}
-"""
+{directives}"""
     model = session.model() / "model.onnx" if session.dry else SAMPLE
     return session.compile(name, model, session.strategy(name, text), *(word for flag in flags for word in ("-D", flag)))
 
@@ -68,7 +76,7 @@ def processes(session, name, plans, world, extra=(), kill=None, limit_s=60, faul
     for rank in range(world):
         env = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                "NCCL_HOSTID": str(rank), "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_P2P_DISABLE": "1",
-               "NCCL_SHM_DISABLE": "1", "NCCL_DEBUG": "WARN", **({"PIPER_FAULT": fault} if fault else {})}
+               "NCCL_SHM_DISABLE": "1", "NCCL_DEBUG": "WARN", **FOR_OTHERS, **({"PIPER_FAULT": fault} if fault else {})}
         words = [session.build / "bin/piper-run", plans, "--backend", "cuda", "--data", session.text(), *extra]
         children.append(session.start(words, env))
     killed = start
@@ -103,7 +111,7 @@ def nccl(session, name, world=2):
 
 
 def nccl_all(session):
-    for name in ("dp2", "pp2-1f1b", "dualpipe"):
+    for name in ("dp2", "pp2-1f1b", "dualpipe", "zero3-int8"):
         session.section(f"{name} over NCCL", 40, 12, lambda name=name: nccl(session, name))
     if session.dry:
         return
