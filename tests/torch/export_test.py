@@ -722,10 +722,16 @@ class Odd(nn.Module):
         logs = logs + torch.cat([few, x[rows]], -1).remainder(0.7).mean(0).square().sum() + h[rows, 1:3].square().mean() + few[:, 1].exp().mean() + few[..., -1].amax() + torch.max(few, x[rows]).square().mean()
         logs = logs + (few.view(-1, 2, 2) * few[:, None, :2]).sum(dim=1).softmax(dim=1).square().mean()
         logs = logs + few.mean(0, keepdim=True).square().sum() + few.var(0).sum() + few.std(0).sum() + few.amax(0).sin().sum() + torch.linalg.norm(few, dim=1).mean()
+        above = (few > 0) & ~torch.isnan(x[rows]) | (x[rows] > 1).logical_not()
+        logs = logs + torch.lerp(few.masked_fill(above, 0.3), x[rows], 0.2).clamp_min(-0.5).atan2(x[rows]).square().mean() + few.clone().masked_fill_(above, 0).sinh().mean()
+        few = few.clone()
+        few[above[:, 0]] -= 0.3
+        few[x[rows, 2] > 0] = 0.1
+        logs = logs + few.tan().mean() + h.index_copy(0, rows.nonzero().view(-1), few.cos()).sin().mean()
         put = h.index_put((rows,), self.fc.bias)
         put[rows, 1:3] = x[0, :2]
         put[rows, wanted] = few[:, 0]
-        logs = logs + h[rows, wanted].square().sum() / max(1, rows.sum()) + max((x > 9).sum(), 1) * few.mean() + min(rows.sum(), 2) * few.mean()
+        logs = logs + (few * self.fc.bias[None]).tanh().mean() + h[rows, wanted].square().sum() / max(1, rows.sum()) + max((x > 9).sum(), 1) * few.mean() + min(rows.sum(), 2) * few.mean()
         put[x[:, 1] > 0, 0] = 0.3
         logs = logs + put.sin().sum()
         logs = logs + (few @ self.fc.weight).norm() + few.std() + few.var() + few.min() + h.amax() + h.masked_select(x > 0).square().mean() + few.norm(dim=-1).mean() + F.rms_norm(few, (4,)).sin().mean()

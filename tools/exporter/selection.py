@@ -11,14 +11,16 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .errors import NotExported, place_of_call
 
-POINTWISE = {"abs", "add", "bfloat16", "ceil", "celu", "clamp", "clip", "clone", "contiguous", "cos", "detach", "div", "double", "elu", "eq", "erf", "exp", "expm1", "float",
-             "floor", "fmod", "ge", "gelu", "gt", "half", "hardsigmoid", "hardswish", "hardtanh", "int", "le", "leaky_relu", "log", "log10", "log1p", "log2", "logit",
-             "logsigmoid", "long", "lt", "maximum", "minimum", "mish", "mul", "ne", "neg", "pow", "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "rsub", "selu",
-             "sigmoid", "sign", "silu", "sin", "softplus", "softsign", "sqrt", "square", "sub", "tanh", "to", "true_divide", "type_as", "where"}
-POINTWISE |= {f"__{name}__" for name in ("abs", "add", "div", "eq", "ge", "gt", "le", "lt", "mul", "ne", "neg", "pow", "radd", "rdiv", "rmul", "rpow", "rsub",
+POINTWISE = {"abs", "acos", "add", "addcdiv", "addcmul", "asin", "atan", "atan2", "bfloat16", "bitwise_and", "bitwise_not", "bitwise_or", "bool", "ceil", "celu", "clamp", "clamp_max",
+             "clamp_min", "clip", "clone", "contiguous", "cos", "cosh", "detach", "digamma", "div", "double", "elu", "eq", "erf", "erfc", "exp", "exp2", "expm1", "float", "floor", "floor_divide",
+             "fmod", "ge", "gelu", "gt", "half", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "int", "isfinite", "isinf", "isnan", "le", "leaky_relu", "lerp", "lgamma", "log", "log10",
+             "log1p", "log2", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "logsigmoid", "long", "lt", "masked_fill", "maximum", "minimum", "mish", "mul",
+             "nan_to_num", "ne", "neg", "pow", "reciprocal", "relu", "relu6", "remainder", "round", "rsqrt", "rsub", "selu", "sigmoid", "sign", "silu", "sin", "sinh", "softplus", "softshrink",
+             "softsign", "sqrt", "square", "sub", "tan", "tanh", "tanhshrink", "to", "true_divide", "trunc", "type_as", "where", "xlogy"}
+POINTWISE |= {f"__{name}__" for name in ("abs", "add", "and", "div", "eq", "floordiv", "ge", "gt", "invert", "le", "lt", "mod", "mul", "ne", "neg", "or", "pow", "radd", "rdiv", "rmul", "rpow", "rsub",
                                          "rtruediv", "sub", "truediv")}
 # Those that make no finite number, or no finite slope, of some that are.
-STEEP = {name + end for name in ("div", "exp", "expm1", "log", "log10", "log1p", "linalg_norm", "linalg_vector_norm", "log2", "logit", "norm", "normalize", "pow", "reciprocal", "rsqrt", "sqrt", "std", "true_divide")
+STEEP = {name + end for name in ("acos", "addcdiv", "asin", "atan2", "cosh", "digamma", "div", "exp", "exp2", "expm1", "lgamma", "log", "log10", "log1p", "linalg_norm", "linalg_vector_norm", "log2", "logit", "norm", "normalize", "pow", "reciprocal", "rsqrt", "sinh", "sqrt", "std", "tan", "true_divide", "xlogy")
          for end in ("", "_")}
 STEEP |= {f"__{name}__" for name in ("div", "itruediv", "pow", "rdiv", "rpow", "rtruediv", "truediv")}
 # Those of one dim or several, with the place of their argument that says so.
@@ -90,6 +92,10 @@ def at_places(input, places, mask, rows):
         return None
     found = input[tuple(torch.where(rows, place, 0) if is_chosen(place) else place for place in several)]
     return noted(harmless(found, rows), mask, rows)
+
+
+def is_one(size):
+    return isinstance(size, int) and size == 1
 
 
 def is_in_rows(input, places, mask):
@@ -164,6 +170,8 @@ def of_chosen(func, name, args, kwargs):
         raise NotExported(f"{name}() of elements that a mask chooses is not supported{place_of_call()}: choose once, by both masks (x[first & second])")
     if together and name in ("__getitem__", "__setitem__") and is_in_rows(first, args[1], mask):
         return in_rows(first, args[1][1], rows, *args[2:])
+    if name == "__setitem__" and is_chosen(first) and is_chosen(args[1]) and args[1].dtype is torch.bool and args[1].dim() == 1 and not first.along:
+        return of_fewer(first, *args[1:])
     if together and name == "__setitem__" and not is_chosen(first) and same(args[1], mask) and is_chosen(args[2]):
         wide = mask.view(mask.shape + (1,) * (first.dim() - mask.dim()))
         return first.copy_(torch.where(wide, args[2].view(first.shape).to(first.dtype), first))
@@ -180,7 +188,7 @@ def of_chosen(func, name, args, kwargs):
         args, kwargs = [mild(value) for value in args], {key: mild(value) for key, value in kwargs.items()}
         first = args[0]
     pointwise = name in POINTWISE or in_place and name[:-1] in POINTWISE or name in ("max", "min") and len(args) > 1 and isinstance(args[1], torch.Tensor)
-    if together and pointwise and all(value.dim() < whole.dim() for value in others):
+    if together and pointwise and all(value.dim() < whole.dim() or value.dim() == whole.dim() and is_one(value.shape[0]) for value in others):
         return noted(func(*args, **kwargs), mask, rows)
     if together and name == "__getitem__":
         found = at_places(first, args[1], mask, rows) if not is_chosen(first) else fewer(first, args[1], rows) if is_chosen(args[1]) else None
@@ -189,7 +197,7 @@ def of_chosen(func, name, args, kwargs):
     if together and name.rstrip("_") in ("index_add", "scatter_add") and not is_chosen(first) and not kwargs and args[1] % first.dim() == 0 and all(map(is_chosen, args[2:4])):
         zeros, place = torch.zeros_like(args[3]), torch.where(widened(rows, args[2]), args[2], 0)
         return func(first, args[1], place, torch.where(widened(rows, args[3]), args[3], zeros))
-    if together and name.rstrip("_") in ("scatter_reduce", "index_put", "index_reduce") or together and name == "__setitem__":
+    if together and name.rstrip("_") in ("scatter_reduce", "index_copy", "index_put", "index_reduce") or together and name == "__setitem__":
         found = beyond(func, name, args, kwargs, rows)
         if found is not None:
             return found
@@ -226,7 +234,7 @@ def of_chosen(func, name, args, kwargs):
     weighs = weighs or name in LOSSES and all(value.dim() < whole.dim() for value in others) and is_chosen(first) and is_chosen(args[1] if len(args) > 1 else None)
     if together and name in OF_LABELS | LOSSES and (weighs or not others) and len(args) <= 2:
         return loss(func, name, args, kwargs, mask, rows)
-    if in_place:
+    if in_place or name == "__setitem__" and is_chosen(first):
         raise NotExported(f"{name}() on elements that a mask chooses is not supported{place_of_call()}: compute it without changing them in place, or by torch.where")
     return func(*map(really, args), **{key: really(value) for key, value in kwargs.items()})
 
@@ -399,6 +407,15 @@ def fewer(whole, mask, rows):
         return None
     left = (widened(rows, mask) & mask).flatten()
     return noted(harmless(whole.flatten(0, mask.dim() - 1), left), mask, left)
+
+
+def of_fewer(whole, mask, value):
+    """whole[mask] = value of what another mask chooses, as this one is."""
+    of_whole, of_mask = whole.chosen[0], mask.chosen[0]
+    if not same(of_whole, of_mask) or isinstance(value, torch.Tensor) and (not same(value.chosen[0], mask) if is_chosen(value) else value.dim() >= whole.dim()):
+        raise NotExported(f"x[mask] = … of elements that another mask chooses is not supported{place_of_call()}: choose once, by both masks, or by torch.where")
+    value = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    return whole.copy_(torch.where(widened(mask, whole), value.to(whole.dtype), whole))
 
 
 def last_dim(args, kwargs, at, otherwise=None):
