@@ -19,41 +19,68 @@ struct OrderRule {
 struct Try {
   OrderRule rule;
   Result<std::vector<ComputeOrder>> order = std::vector<ComputeOrder>();
-  int64_t length = 0;
+  int64_t length = kNever;
   Used used;
 };
 
 // Says how long it is from the end of a cell's first forward until that one's backward can begin,
-// on an empty pipeline, and how long a forward takes there.
+// on an empty pipeline, and how long its tasks take there.
 struct Trip {
-  int64_t time = 0, forward = 1;
+  int64_t begin = 0;  // of the first forward
+  int64_t time = 0, forward = 1, input = 0, weights = 0;
+  int64_t held = 0, left = 0;  // bytes that a forward keeps, and of them those for weights
   double forwards() const { return static_cast<double>(time) / static_cast<double>(forward); }
 };
 
 // Returns the trips by cell. Empty: cells have several regions, or backwards that are not in
 // halves.
 std::vector<Trip> find_trips(const Dag& dag, const ListPolicy& policy, const Lines& lines) {
-  Lister alone(dag, policy, lines, 1);
+  Lister alone(dag, policy, lines, Sample(lines, 1));
   if (!alone.run()) return {};
   std::vector<Trip> trips;
   for (const std::vector<size_t>& here : lines.of_cell) {
-    int64_t begin = -1, end = -1, forward = 0;
+    Trip trip;
+    int64_t begin = -1, end = -1;
     for (const size_t l : here) {
       const Line& line = lines.all[l];
       if (alone.first_end(l) >= kNever) continue;
-      const int64_t time = lines.places[line.first].time;
+      const LinePlace& place = lines.places[line.first];
       if (line.pass == TaskPass::kF) {
         if (begin >= 0) return {};
         begin = alone.first_end(l);
-        forward = std::max<int64_t>(time, 1);
+        trip.begin = begin - place.time;
+        trip.forward = std::max<int64_t>(place.time, 1);
+        trip.held = place.held;
       } else if (line.pass == TaskPass::kBI) {
-        end = alone.first_end(l) - time;
+        end = alone.first_end(l) - place.time;
+        trip.input = place.time;
+      } else if (line.pass == TaskPass::kBW) {
+        trip.weights = place.time;
+        trip.left = place.freed;
       }
     }
     if (begin < 0 || end < 0) return {};
-    trips.push_back({end - begin, forward});
+    trip.time = end - begin;
+    trips.push_back(trip);
   }
   return trips;
+}
+
+// Returns how much a cell may have to do after its last forward, until the backward of that one can
+// begin: of microbatches before it, as many backwards and weight halves as the limits let be open.
+int64_t work_behind(const Trip& trip, int64_t in_flight, int64_t memory, int64_t micros) {
+  const int64_t open = std::min(in_flight, micros) - 1;
+  int64_t most = 0;
+  for (int64_t whole = 0; whole <= open; ++whole) {
+    int64_t halves = open - whole;  // that have only their weight half to do
+    if (memory > 0) {
+      const int64_t free = memory - (whole + 1) * trip.held;
+      if (free < 0) break;
+      if (trip.left > 0) halves = std::min(halves, free / trip.left);
+    }
+    most = std::max(most, whole * (trip.input + trip.weights) + halves * trip.weights);
+  }
+  return most;
 }
 
 // Returns whether cells have nothing but forwards before their first backward, and all microbatches
@@ -89,16 +116,18 @@ std::vector<Filling> find_fillings(const ListPolicy& policy, const Lines& lines,
                    [&](size_t a, size_t b) { return trips[a].forwards() < trips[b].forwards(); });
   std::vector<int64_t> each(trips.size());
   for (size_t i = 0; i < by_trip.size(); ++i) each[by_trip[i]] = static_cast<int64_t>(i) + 1;
-  for (const double wait : kWaits) fillings.push_back({wait, each});
   constexpr std::pair<double, int64_t> kAhead[] = {
-      {0.9, 1}, {0.9, 4}, {1.0, 1}, {1.035, 1}, {1.12, 1}};
-  for (const auto& [factor, more] : kAhead)
-    for (const double wait : {0.0, 0.05, 0.6}) {
+      {0.9, 4}, {0.9, 1}, {1.035, 1}, {1.12, 1}, {1.0, 1}};
+  // The last ones are tried first, and are best most often.
+  for (const double wait : {0.05, 0.2}) fillings.push_back({wait, each});
+  for (const double wait : {0.0, 0.6, 0.05})
+    for (const auto& [factor, more] : kAhead) {
       Filling filling{wait, {}};
       for (const Trip& trip : trips)
         filling.ahead.push_back(static_cast<int64_t>(trip.forwards() * factor) + more);
       fillings.push_back(std::move(filling));
     }
+  for (const double wait : {0.6, 1.0}) fillings.push_back({wait, each});
   return fillings;
 }
 
@@ -123,18 +152,17 @@ class Trials {
 
   Result<std::vector<ComputeOrder>> best() {
     if (policy_.limits_give_way) {
-      run(tries_[0], policy_, micros());
+      run(tries_[0], policy_, Sample(lines_, micros()));
       return std::move(tries_[0].order);
     }
-    const size_t sample = std::min(micros(), sample_size());
-    const std::vector<int64_t> work = work_of_cells(lines_, sample);
+    const Sample sample(lines_, std::min(micros(), sample_size()));
     if (!only_forwards_come_first(lines_)) trips_.clear();
     shortest_ = kNever;
-    TighterLimits limits(policy_, lines_, stride(sample));
+    TighterLimits limits(policy_, lines_, stride(sample.micros));
     Try best;
     ListPolicy limits_of_best;
     for (bool first = true, more = true; more; first = false) {
-      run_all(limits, sample, first);
+      run_all(limits, sample, first, bound_of(limits.policy(), sample));
       if (first && !tries_[0].order) return std::move(tries_[0].order);
       Try& one = shortest_try();
       if (one.order && (first || one.length < best.length)) {
@@ -144,9 +172,9 @@ class Trials {
       }
       // Tighter limits under which no order can be shorter are not tried.
       do more = limits.tighten(used());
-      while (more && bound_of(limits.policy(), work, sample) >= best.length);
+      while (more && bound_of(limits.policy(), sample) >= best.length);
     }
-    if (sample < micros()) run(best, limits_of_best, micros());
+    if (sample.micros < micros()) run(best, limits_of_best, Sample(lines_, micros()));
     return std::move(best.order);
   }
 
@@ -173,17 +201,23 @@ class Trials {
                                 2 * forwards * sample * lines_.all.size() * tries_.size() / kMost);
   }
   // Returns what no order within the limits is shorter than: the work of a cell, and how long it
-  // idles until its first backward can begin, before which so many forwards may run.
-  int64_t bound_of(const ListPolicy& limits, const std::vector<int64_t>& work,
-                   size_t sample) const {
-    int64_t bound = *std::max_element(work.begin(), work.end());
+  // idles until its first backward can begin, before which so many forwards may run. Where the last
+  // forward is none of these, it idles a second time, until the backward of that one can begin.
+  int64_t bound_of(const ListPolicy& limits, const Sample& sample) const {
+    const auto micros = static_cast<int64_t>(sample.micros);
+    int64_t bound = *std::max_element(sample.work.begin(), sample.work.end());
     for (const Line& line : lines_.all) {
       if (trips_.empty() || line.pass != TaskPass::kF || line.slots == 0) continue;
       const Trip& trip = trips_[line.cell];
-      int64_t forwards = std::min(limits.in_flight[line.cell], static_cast<int64_t>(sample));
-      if (const int64_t held = lines_.places[line.first].held; limits.memory > 0 && held > 0)
-        forwards = std::min(forwards, limits.memory / held);
-      bound = std::max(bound, work[line.cell] + trip.time - (forwards - 1) * trip.forward);
+      const int64_t in_flight = limits.in_flight[line.cell];
+      int64_t forwards = std::min(in_flight, micros);
+      if (limits.memory > 0 && trip.held > 0)
+        forwards = std::min(forwards, limits.memory / trip.held);
+      int64_t idle = std::max<int64_t>(trip.time - (forwards - 1) * trip.forward, 0);
+      if (forwards < micros)
+        idle +=
+            std::max<int64_t>(trip.time - work_behind(trip, in_flight, limits.memory, micros), 0);
+      bound = std::max(bound, sample.work[line.cell] + idle + (policy_.span ? 0 : trip.begin));
     }
     return bound;
   }
@@ -205,11 +239,11 @@ class Trials {
   // Runs those whose orders change within these limits, some at a time: the last ones are best
   // where there are any, and others are given up sooner behind them. What a try has used when it is
   // given up decides which limits come next, so that must not depend on how fast threads are: all
-  // that run at a time know the same shortest order.
-  void run_all(const TighterLimits& limits, size_t sample, bool first) {
+  // that run at a time know the same shortest order. One that is as short as the bound ends it.
+  void run_all(const TighterLimits& limits, const Sample& sample, bool first, int64_t bound) {
     constexpr size_t kAtOnce = 4;
     std::vector<Try*> open;
-    for (size_t t = tries_.size(); t-- > 0;) {
+    for (size_t t = tries_.size(); t-- > 0 && shortest_ > bound;) {
       if (first || limits.exclude(tries_[t].used)) open.push_back(&tries_[t]);
       if (open.size() < kAtOnce && t > 0) continue;
       in_parallel(open.size(),
@@ -221,18 +255,18 @@ class Trials {
   }
   // Gives up what becomes longer than `longest`; but the first one says whether the limits let
   // anything through, if it is asked, and a pattern's own order whether the pattern obeys them.
-  void run(Try& one, const ListPolicy& limits, size_t micros, int64_t longest = kNever,
+  void run(Try& one, const ListPolicy& limits, const Sample& sample, int64_t longest = kNever,
            bool asks = true) const {
     const OrderRule& rule = one.rule;
     if (rule.v) {
       std::optional<TimedOrder> made =
-          order_v(limits, lines_, *v_, micros, *rule.v, one.used, longest);
+          order_v(limits, lines_, *v_, sample.micros, *rule.v, one.used, longest);
       one.length = made ? made->length : 0;
       one.order = made ? Result(std::move(made->order)) : fail("the limits do not let it");
       return;
     }
     const bool must_end = (asks && &one == tries_.data()) || rule.follow == Follow::kOrder;
-    Lister lister(dag_, limits, lines_, micros, rule.follow, rule.pattern,
+    Lister lister(dag_, limits, lines_, sample, rule.follow, rule.pattern,
                   rule.filling ? &*rule.filling : nullptr, must_end ? kNever : longest);
     one.order = lister.run();
     one.length = lister.length();

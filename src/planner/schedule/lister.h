@@ -1,6 +1,7 @@
 // Simulates the cells and lets each take what can start first. Private to the schedule room.
 #pragma once
 
+#include <bit>
 #include <limits>
 
 #include "lines.h"
@@ -21,20 +22,52 @@ struct Filling {
   // By cell: forwards that may have run before their backwards; empty: any number.
   std::vector<int64_t> ahead;
 };
+// Holds a time by cell, and finds the least one: each inner node of a binary tree has the cell with
+// the lesser time of the two below it.
+class Earliest {
+ public:
+  explicit Earliest(size_t cells)
+      : first_leaf_(std::bit_ceil(cells)), times_(first_leaf_, kNever), least_(first_leaf_) {
+    for (size_t at = first_leaf_; at-- > 1;) least_[at] = below(2 * at);
+  }
+  int64_t time(size_t cell) const { return times_[cell]; }
+  // Returns the first of the cells with the least time.
+  size_t cell() const { return first_leaf_ > 1 ? least_[1] : 0; }
+  void set(size_t cell, int64_t time) {
+    times_[cell] = time;
+    for (size_t at = (first_leaf_ + cell) / 2; at > 0; at /= 2) {
+      const size_t a = below(2 * at), b = below(2 * at + 1);
+      least_[at] = times_[b] < times_[a] ? b : a;
+    }
+  }
+
+ private:
+  size_t below(size_t at) const { return at < first_leaf_ ? least_[at] : at - first_leaf_; }
+
+  const size_t first_leaf_;
+  std::vector<int64_t> times_;  // by cell
+  std::vector<size_t> least_;   // by inner node, from 1 on
+};
+// Says how many tasks of each line are simulated, and the time of all by cell.
+struct Sample {
+  size_t micros = 0;
+  std::vector<int64_t> work;
+  Sample(const Lines& lines, size_t count) : micros(count), work(work_of_cells(lines, count)) {}
+};
 class Lister {
  public:
-  Lister(const Dag& dag, const ListPolicy& policy, const Lines& lines, size_t micros,
+  Lister(const Dag& dag, const ListPolicy& policy, const Lines& lines, const Sample& sample,
          Follow follow = Follow::kNothing, const Pattern* pattern = nullptr,
          const Filling* filling = nullptr, int64_t longest = kNever)
       : dag_(dag),
         policy_(policy),
         lines_(lines),
-        micros_(micros),
+        micros_(sample.micros),
         follow_(follow),
         pattern_(pattern),
         filling_(filling),
         longest_(longest),
-        left_(work_of_cells(lines, micros)),
+        left_(sample.work),
         finish_(lines.places.size(), kNever),
         next_(lines.all.size()),
         ready_(lines.all.size()),
@@ -44,8 +77,8 @@ class Lister {
         bytes_(dag.cells.size()),
         ahead_(dag.cells.size()),
         first_(dag.cells.size(), kNever),
-        choice_(dag.cells.size()),
-        start_(dag.cells.size(), kNever) {
+        choices_(dag.cells.size()),
+        starts_(dag.cells.size()) {
     taken_.reserve(lines.places.size());
   }
 
@@ -54,7 +87,7 @@ class Lister {
     for (size_t cell = 0; cell < clock_.size(); ++cell) look_at(cell);
     for (;;) {
       const Choice best = next();
-      if (best.start == kNever) return order();
+      if (best.start == kNever) return orders();
       const Line& line = lines_.all[best.line];
       if (blocked(best.line) && !policy_.limits_give_way) return too_tight(line.cell);
       take(best);
@@ -84,14 +117,6 @@ class Lister {
     int64_t start = kNever;  // that: nothing
   };
 
-  std::vector<ComputeOrder> order() const {
-    std::vector<ComputeOrder> order(clock_.size());
-    for (const int32_t taken : taken_) {
-      const LinePlace& place = lines_.places[static_cast<size_t>(taken)];
-      order[lines_.all[static_cast<size_t>(place.line)].cell].tasks.push_back(place.task);
-    }
-    return order;
-  }
   // Returns how long it is at least, by what the cell has still to do.
   int64_t least_length(size_t cell) const {
     const int64_t begin = policy_.span ? std::min(first_[cell], clock_[cell]) : 0;
@@ -117,16 +142,14 @@ class Lister {
 
   // Returns what starts first; of several the first cell's.
   Choice next() {
-    const auto first = std::ranges::min_element(start_);
-    if (first == start_.end()) return {};
-    if (*first < kNever) return choice_[static_cast<size_t>(first - start_.begin())];
+    if (const size_t cell = starts_.cell(); starts_.time(cell) < kNever) return choices_[cell];
     for (size_t cell = 0; cell < clock_.size(); ++cell)
       if (const Choice best = best_in(cell, true); best.start < kNever) return best;
     return {};
   }
   void look_at(size_t cell) {
-    choice_[cell] = best_in(cell, false);
-    start_[cell] = choice_[cell].start;
+    choices_[cell] = best_in(cell, false);
+    starts_.set(cell, choices_[cell].start);
   }
   Choice best_in(size_t cell, bool ignore_limits) const {
     Choice best, other;  // `other`: of those that are no weight halves
@@ -198,12 +221,21 @@ class Lister {
       bytes_[line.cell] -= lines_.places[place].freed;
       if (line.pass != TaskPass::kBW) --ahead_[line.cell];
     }
-    taken_.push_back(static_cast<int32_t>(place));
+    taken_.push_back(place);
     find_ready(choice.line);
-    // A cell for which nothing changed takes what it would have taken.
+    // A cell for which nothing changed has made its choice.
     for (size_t l : line.readers)
       if (find_ready(l) && lines_.all[l].cell != line.cell) look_at(lines_.all[l].cell);
     look_at(line.cell);
+  }
+
+  std::vector<ComputeOrder> orders() const {
+    std::vector<ComputeOrder> orders(clock_.size());
+    for (const size_t place : taken_) {
+      const LinePlace& what = lines_.places[place];
+      orders[lines_.all[static_cast<size_t>(what.line)].cell].tasks.push_back(what.task);
+    }
+    return orders;
   }
 
   // Returns what one microbatch holds on a cell: chunks and bytes.
@@ -261,9 +293,9 @@ class Lister {
   std::vector<int64_t> held_;   // by line: chunks of activations of a forward's region
   std::vector<int64_t> clock_, in_flight_, bytes_;  // by cell
   std::vector<int64_t> ahead_, first_;  // by cell: forwards before their backwards; the first begin
-  std::vector<Choice> choice_;          // by cell: what it would take now
-  std::vector<int64_t> start_;          // of these
-  std::vector<int32_t> taken_;          // places, in the order of their starts
+  std::vector<Choice> choices_;         // by cell: what it can start first
+  Earliest starts_;                     // of these
+  std::vector<size_t> taken_;           // places, in order of their starts
 };
 
 }  // namespace piper
