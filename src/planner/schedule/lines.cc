@@ -25,12 +25,10 @@ Lines::Lines(const Dag& dag, const TaskLists& deps, const ListPolicy& policy)
   find_needs(deps, policy);
 }
 
-std::vector<int64_t> work_of_cells(const Lines& lines, size_t micros) {
-  std::vector<int64_t> work(lines.of_cell.size());
+Sample::Sample(const Lines& lines, size_t count) : micros(count), work(lines.of_cell.size()) {
   for (const Line& line : lines.all)
     for (size_t place = line.first; place < std::min(line.end, line.first + micros); ++place)
       work[line.cell] += lines.places[place].time;
-  return work;
 }
 
 // Returns the tasks of each line.

@@ -85,8 +85,12 @@ std::optional<VShape> find_v(const Dag& dag, const Lines& lines);
 struct VRules {
   bool forwards_wait = true, backwards_wait = true;
 };
-// Returns the time of each cell's first so many tasks of each line.
-std::vector<int64_t> work_of_cells(const Lines& lines, size_t micros);
+// Says how many tasks of each line are ordered, and by cell how long all of these take.
+struct Sample {
+  Sample(const Lines& lines, size_t count);
+  size_t micros = 0;
+  std::vector<int64_t> work;
+};
 
 // Says what limits were compared with when forwards were let through: the most of it.
 struct Used {
@@ -131,10 +135,10 @@ struct TimedOrder {
   std::vector<ComputeOrder> order;
   int64_t length = 0;
 };
-// Orders so many microbatches. Nothing: the limits do not let this order through, or it becomes
+// Nothing: the limits do not let this order through, or it becomes
 // longer than `longest`.
 std::optional<TimedOrder> order_v(const ListPolicy& policy, const Lines& lines, const VShape& v,
-                                  size_t micros, const VRules& rules, Used& used,
+                                  const Sample& sample, const VRules& rules, Used& used,
                                   int64_t longest = INT64_MAX);
 
 }  // namespace piper

@@ -260,7 +260,7 @@ class Trials {
     const OrderRule& rule = one.rule;
     if (rule.v) {
       std::optional<TimedOrder> made =
-          order_v(limits, lines_, *v_, sample.micros, *rule.v, one.used, longest);
+          order_v(limits, lines_, *v_, sample, *rule.v, one.used, longest);
       one.length = made ? made->length : 0;
       one.order = made ? Result(std::move(made->order)) : fail("the limits do not let it");
       return;

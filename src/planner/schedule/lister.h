@@ -48,12 +48,6 @@ class Earliest {
   std::vector<int64_t> times_;  // by cell
   std::vector<size_t> least_;   // by inner node, from 1 on
 };
-// Says how many tasks of each line are simulated, and the time of all by cell.
-struct Sample {
-  size_t micros = 0;
-  std::vector<int64_t> work;
-  Sample(const Lines& lines, size_t count) : micros(count), work(work_of_cells(lines, count)) {}
-};
 class Lister {
  public:
   Lister(const Dag& dag, const ListPolicy& policy, const Lines& lines, const Sample& sample,

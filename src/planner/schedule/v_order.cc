@@ -85,21 +85,21 @@ enum Pass : uint8_t { kForward, kInput, kWeights };
 
 class VLister {
  public:
-  VLister(const ListPolicy& policy, const Lines& lines, const VShape& v, size_t micros,
+  VLister(const ListPolicy& policy, const Lines& lines, const VShape& v, const Sample& sample,
           const VRules& rules, std::vector<int64_t> idle_before, int64_t longest)
       : policy_(policy),
         lines_(lines),
         v_(v),
-        micros_(micros),
+        micros_(sample.micros),
         rules_(rules),
         idle_before_(std::move(idle_before)),
         most_before_(
             idle_before_.empty() ? 0 : *std::max_element(idle_before_.begin(), idle_before_.end())),
         longest_(longest),
-        work_(work_of_cells(lines, micros)),
+        work_(sample.work),
         end_(lines.places.size(), -1),
         all_(v.cells.size()) {
-    for (size_t at = 0; at < all_.size(); ++at) all_[at].order.reserve(6 * micros);
+    for (size_t at = 0; at < all_.size(); ++at) all_[at].order.reserve(6 * micros_);
   }
 
   // Returns false where the limits do not let it, or it becomes longer than another order.
@@ -300,22 +300,23 @@ class VLister {
   const std::vector<int64_t> idle_before_;  // by cell: in the order that this one is to improve
   const int64_t most_before_;
   const int64_t longest_;
-  const std::vector<int64_t> work_;  // by cell
-  std::vector<int64_t> end_;         // by place; -1: it has not run
-  std::vector<Cell> all_;            // from the top down
-  int64_t most_ = 0;                 // idle time of a cell
+  const std::vector<int64_t>& work_;  // by cell
+  std::vector<int64_t> end_;          // by place; -1: it has not run
+  std::vector<Cell> all_;             // from the top down
+  int64_t most_ = 0;                  // idle time of a cell
   Used used_;
 };
 
 }  // namespace
 
 std::optional<TimedOrder> order_v(const ListPolicy& policy, const Lines& lines, const VShape& v,
-                                  size_t micros, const VRules& rules, Used& used, int64_t longest) {
+                                  const Sample& sample, const VRules& rules, Used& used,
+                                  int64_t longest) {
   std::optional<TimedOrder> best;
   used = {};
   // Cells that idle less than the worst one can let tasks wait: each turn lists again with that.
   for (std::vector<int64_t> idle;;) {
-    VLister lister(policy, lines, v, micros, rules, idle, longest);
+    VLister lister(policy, lines, v, sample, rules, idle, longest);
     const bool runs = lister.run();
     used.note(lister.used().chunks, lister.used().bytes);
     if (!runs || (best && lister.length() >= best->length)) return best;
