@@ -79,11 +79,13 @@ std::vector<ComputeOrder> insert_tasks(const Dag& dag, const TaskLists& deps,
                                        const SourceSpan& at);
 
 // Says how long a step takes in this order, by the policy's times and what it wants to be short,
-// and what no order of these computations is below, whatever memory it takes: what `cell` computes,
-// after the shortest way to its first task and before the shortest one from its last.
+// and what no order of these computations is below within its limits: what `cell` computes, after
+// the shortest way to its first task and before the shortest one from its last, or while it waits
+// for the first and the last backward with what the limits let it do meanwhile.
 struct OrderLength {
   int64_t length = 0, bound = 0;
   size_t cell = 0;
+  bool waits = false;  // the bound has the time in which the cell waits for backwards
 };
 OrderLength length_of(const Dag& dag, const TaskLists& deps, const ListPolicy& policy,
                       const std::vector<ComputeOrder>& orders);

@@ -174,7 +174,9 @@ std::string gap(const Dag& dag, const ListPolicy& policy, const OrderLength& len
   return fmt::format(
       "by these costs within {:.1f} % of the bound: {} computes so long{}", over * 100,
       where.empty() ? "the device" : where,
-      policy.span ? "" : ", after what leads to its first task and before what follows its last");
+      length.waits  ? ", and waits for its first and last backward with what the limits let it do"
+      : policy.span ? ""
+                    : ", after what leads to its first task and before what follows its last");
 }
 
 // Returns what the policy came to on each cell.

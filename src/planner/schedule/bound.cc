@@ -1,7 +1,9 @@
 // How long an order takes by a policy's costs, and what no order can be below.
+#include "bound.h"
+
 #include <algorithm>
 
-#include "lines.h"
+#include "lister.h"
 
 namespace piper {
 namespace {
@@ -96,7 +98,92 @@ std::vector<std::pair<int64_t, int64_t>> run_order(const Lines& lines,
   return cells;
 }
 
+// Returns how much a cell may have to do after its last forward, until the backward of that one can
+// begin: of microbatches before it, as many backwards and weight halves as the limits let be open.
+int64_t work_behind(const Trip& trip, int64_t in_flight, int64_t memory, int64_t micros) {
+  const int64_t open = std::min(in_flight, micros) - 1;
+  int64_t most = 0;
+  for (int64_t whole = 0; whole <= open; ++whole) {
+    int64_t halves = open - whole;  // that have only their weight half to do
+    if (memory > 0) {
+      const int64_t free = memory - (whole + 1) * trip.held;
+      if (free < 0) break;
+      if (trip.left > 0) halves = std::min(halves, free / trip.left);
+    }
+    most = std::max(most, whole * (trip.input + trip.weights) + halves * trip.weights);
+  }
+  return most;
+}
+
 }  // namespace
+
+std::vector<Trip> find_trips(const Dag& dag, const ListPolicy& policy, const Lines& lines) {
+  Lister alone(dag, policy, lines, Sample(lines, 1));
+  if (!alone.run()) return {};
+  std::vector<Trip> trips;
+  for (const std::vector<size_t>& here : lines.of_cell) {
+    Trip trip;
+    int64_t begin = -1, end = -1;
+    for (const size_t l : here) {
+      const Line& line = lines.all[l];
+      if (alone.first_end(l) >= kNever) continue;
+      const LinePlace& place = lines.places[line.first];
+      if (line.pass == TaskPass::kF) {
+        if (begin >= 0) return {};
+        begin = alone.first_end(l);
+        trip.begin = begin - place.time;
+        trip.forward = std::max<int64_t>(place.time, 1);
+        trip.held = place.held;
+      } else if (line.pass == TaskPass::kBI) {
+        end = alone.first_end(l) - place.time;
+        trip.input = place.time;
+      } else if (line.pass == TaskPass::kBW) {
+        trip.weights = place.time;
+        trip.left = place.freed;
+      }
+    }
+    if (begin < 0 || end < 0) return {};
+    trip.time = end - begin;
+    trips.push_back(trip);
+  }
+  return trips;
+}
+
+bool only_forwards_come_first(const Lines& lines) {
+  return std::all_of(lines.all.begin(), lines.all.end(), [&](const Line& line) {
+    const auto begin = lines.places.begin() + static_cast<std::ptrdiff_t>(line.first),
+               end = lines.places.begin() + static_cast<std::ptrdiff_t>(line.end);
+    const auto is_like_first = [&](const LinePlace& place) {
+      return place.time == begin->time && place.held == begin->held;
+    };
+    return (line.pass == TaskPass::kF || line.pass == TaskPass::kBI ||
+            line.pass == TaskPass::kBW) &&
+           std::all_of(begin, end, is_like_first);
+  });
+}
+
+CellBound bound_within(const ListPolicy& limits, const Sample& sample,
+                       const std::vector<Trip>& trips) {
+  const auto micros = static_cast<int64_t>(sample.micros);
+  CellBound most;
+  for (size_t cell = 0; cell < sample.work.size(); ++cell) {
+    int64_t bound = sample.work[cell];
+    if (!trips.empty() && bound > 0) {
+      const Trip& trip = trips[cell];
+      const int64_t in_flight = limits.in_flight[cell];
+      int64_t forwards = std::min(in_flight, micros);
+      if (limits.memory > 0 && trip.held > 0)
+        forwards = std::min(forwards, limits.memory / trip.held);
+      bound += std::max<int64_t>(trip.time - (forwards - 1) * trip.forward, 0);
+      if (forwards < micros)
+        bound +=
+            std::max<int64_t>(trip.time - work_behind(trip, in_flight, limits.memory, micros), 0);
+      if (!limits.span) bound += trip.begin;
+    }
+    if (bound > most.length) most = {bound, cell};
+  }
+  return most;
+}
 
 OrderLength length_of(const Dag& dag, const TaskLists& deps, const ListPolicy& policy,
                       const std::vector<ComputeOrder>& orders) {
@@ -112,7 +199,11 @@ OrderLength length_of(const Dag& dag, const TaskLists& deps, const ListPolicy& p
       result.bound = bound;
       result.cell = cell;
     }
-  return result;
+  if (policy.limits_give_way || !only_forwards_come_first(lines)) return result;
+  const Sample all(lines, static_cast<size_t>(dag.micros()));
+  const CellBound idle = bound_within(policy, all, find_trips(dag, policy, lines));
+  if (idle.length <= result.bound) return result;
+  return {result.length, idle.length, idle.cell, true};
 }
 
 }  // namespace piper

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "bound.h"
 #include "lister.h"
 #include "piper/base/parallel.h"
 
@@ -22,81 +23,6 @@ struct Try {
   int64_t length = kNever;
   Used used;
 };
-
-// Says how long it is from the end of a cell's first forward until that one's backward can begin,
-// on an empty pipeline, and how long its tasks take there.
-struct Trip {
-  int64_t begin = 0;  // of the first forward
-  int64_t time = 0, forward = 1, input = 0, weights = 0;
-  int64_t held = 0, left = 0;  // bytes that a forward keeps, and of them those for weights
-  double forwards() const { return static_cast<double>(time) / static_cast<double>(forward); }
-};
-
-// Returns the trips by cell. Empty: cells have several regions, or backwards that are not in
-// halves.
-std::vector<Trip> find_trips(const Dag& dag, const ListPolicy& policy, const Lines& lines) {
-  Lister alone(dag, policy, lines, Sample(lines, 1));
-  if (!alone.run()) return {};
-  std::vector<Trip> trips;
-  for (const std::vector<size_t>& here : lines.of_cell) {
-    Trip trip;
-    int64_t begin = -1, end = -1;
-    for (const size_t l : here) {
-      const Line& line = lines.all[l];
-      if (alone.first_end(l) >= kNever) continue;
-      const LinePlace& place = lines.places[line.first];
-      if (line.pass == TaskPass::kF) {
-        if (begin >= 0) return {};
-        begin = alone.first_end(l);
-        trip.begin = begin - place.time;
-        trip.forward = std::max<int64_t>(place.time, 1);
-        trip.held = place.held;
-      } else if (line.pass == TaskPass::kBI) {
-        end = alone.first_end(l) - place.time;
-        trip.input = place.time;
-      } else if (line.pass == TaskPass::kBW) {
-        trip.weights = place.time;
-        trip.left = place.freed;
-      }
-    }
-    if (begin < 0 || end < 0) return {};
-    trip.time = end - begin;
-    trips.push_back(trip);
-  }
-  return trips;
-}
-
-// Returns how much a cell may have to do after its last forward, until the backward of that one can
-// begin: of microbatches before it, as many backwards and weight halves as the limits let be open.
-int64_t work_behind(const Trip& trip, int64_t in_flight, int64_t memory, int64_t micros) {
-  const int64_t open = std::min(in_flight, micros) - 1;
-  int64_t most = 0;
-  for (int64_t whole = 0; whole <= open; ++whole) {
-    int64_t halves = open - whole;  // that have only their weight half to do
-    if (memory > 0) {
-      const int64_t free = memory - (whole + 1) * trip.held;
-      if (free < 0) break;
-      if (trip.left > 0) halves = std::min(halves, free / trip.left);
-    }
-    most = std::max(most, whole * (trip.input + trip.weights) + halves * trip.weights);
-  }
-  return most;
-}
-
-// Returns whether cells have nothing but forwards before their first backward, and all microbatches
-// take the same time and memory.
-bool only_forwards_come_first(const Lines& lines) {
-  return std::all_of(lines.all.begin(), lines.all.end(), [&](const Line& line) {
-    const auto begin = lines.places.begin() + static_cast<std::ptrdiff_t>(line.first),
-               end = lines.places.begin() + static_cast<std::ptrdiff_t>(line.end);
-    const auto is_like_first = [&](const LinePlace& place) {
-      return place.time == begin->time && place.held == begin->held;
-    };
-    return (line.pass == TaskPass::kF || line.pass == TaskPass::kBI ||
-            line.pass == TaskPass::kBW) &&
-           std::all_of(begin, end, is_like_first);
-  });
-}
 
 // Returns ways to fill the pipeline: as many forwards first as its trip takes, some more, or one
 // for each cell that follows.
@@ -162,7 +88,7 @@ class Trials {
     Try best;
     ListPolicy limits_of_best;
     for (bool first = true, more = true; more; first = false) {
-      run_all(limits, sample, first, bound_of(limits.policy(), sample));
+      run_all(limits, sample, first, bound_within(limits.policy(), sample, trips_).length);
       if (first && !tries_[0].order) return std::move(tries_[0].order);
       Try& one = shortest_try();
       if (one.order && (first || one.length < best.length)) {
@@ -172,7 +98,7 @@ class Trials {
       }
       // Tighter limits under which no order can be shorter are not tried.
       do more = limits.tighten(used());
-      while (more && bound_of(limits.policy(), sample) >= best.length);
+      while (more && bound_within(limits.policy(), sample, trips_).length >= best.length);
     }
     if (sample.micros < micros()) run(best, limits_of_best, Sample(lines_, micros()));
     return std::move(best.order);
@@ -199,27 +125,6 @@ class Trials {
                       [](const Line& line) { return line.pass == TaskPass::kF; }));
     return static_cast<int64_t>(1 +
                                 2 * forwards * sample * lines_.all.size() * tries_.size() / kMost);
-  }
-  // Returns what no order within the limits is shorter than: the work of a cell, and how long it
-  // idles until its first backward can begin, before which so many forwards may run. Where the last
-  // forward is none of these, it idles a second time, until the backward of that one can begin.
-  int64_t bound_of(const ListPolicy& limits, const Sample& sample) const {
-    const auto micros = static_cast<int64_t>(sample.micros);
-    int64_t bound = *std::max_element(sample.work.begin(), sample.work.end());
-    for (const Line& line : lines_.all) {
-      if (trips_.empty() || line.pass != TaskPass::kF || line.slots == 0) continue;
-      const Trip& trip = trips_[line.cell];
-      const int64_t in_flight = limits.in_flight[line.cell];
-      int64_t forwards = std::min(in_flight, micros);
-      if (limits.memory > 0 && trip.held > 0)
-        forwards = std::min(forwards, limits.memory / trip.held);
-      int64_t idle = std::max<int64_t>(trip.time - (forwards - 1) * trip.forward, 0);
-      if (forwards < micros)
-        idle +=
-            std::max<int64_t>(trip.time - work_behind(trip, in_flight, limits.memory, micros), 0);
-      bound = std::max(bound, sample.work[line.cell] + idle + (policy_.span ? 0 : trip.begin));
-    }
-    return bound;
   }
   Try& shortest_try() {
     size_t first = 0;
