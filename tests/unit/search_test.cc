@@ -217,6 +217,18 @@ TEST_F(SearchTest, AStageOnADeviceThatIsHalfAsFastGetsHalfTheWork) {
             1.02 * cut_in_two(folder_, alike, "", false).step);
 }
 
+// What a device is slow at may be in the backward pass alone.
+TEST_F(SearchTest, BalanceCountsTheBackwardPassOfEachDevice) {
+  const Cluster alike = uneven(folder_, 1, "8 GB");
+  Cluster slow = alike;
+  slow.devices[1].of_attention_grad = 0.02;
+  const Cut2 as_alike = cut_in_two(folder_, alike, "", true),
+             as_slow = cut_in_two(folder_, slow, "", true);
+  ASSERT_EQ(as_slow.flops.size(), 2u);
+  EXPECT_LT(as_slow.flops[1] / as_slow.flops[0], 0.9 * as_alike.flops[1] / as_alike.flops[0]);
+  EXPECT_LT(as_slow.step, 0.95 * cut_in_two(folder_, slow, "", false).step);
+}
+
 TEST_F(SearchTest, AStageOnADeviceWithLessMemoryHoldsLess) {
   const Cluster half = uneven(folder_, 1, "4 GB"), alike = uneven(folder_, 1, "8 GB");
   const auto second = [](const Cut2& cut) {

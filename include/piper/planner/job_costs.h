@@ -34,7 +34,12 @@ class JobCosts {
   // in f32; nothing: as they are.
   Result<double> seconds(const Graph& graph, const Node& node, int32_t kind,
                          std::optional<DType> products = {}) const;
-  // Returns the same of the slowest of some kinds.
+  // Returns what the ops of its gradient take there, if all operands that can have one want it.
+  // `is_read` says by value whether an op reads it; others have no adjoint.
+  Result<double> seconds_of_gradient(const Graph& graph, const Node& node, int32_t kind,
+                                     const std::vector<bool>& is_read,
+                                     std::optional<DType> products = {}) const;
+  // Returns what an op takes on the slowest of some kinds.
   Result<double> seconds(const Graph& graph, const Node& node,
                          const std::vector<int32_t>& kinds) const;
 

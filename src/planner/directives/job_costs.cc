@@ -2,6 +2,7 @@
 #include "piper/planner/job_costs.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "match.h"
 #include "piper/ir/ops.h"
@@ -124,6 +125,40 @@ Result<double> JobCosts::seconds(const Graph& graph, const Node& node, int32_t k
   if (cost.flops <= 0) return 0.0;
   return devices_->seconds_of(
       kind, program_of(graph, node, cost.is_matmul ? products : std::optional<DType>()));
+}
+
+Result<double> JobCosts::seconds_of_gradient(const Graph& graph, const Node& node, int32_t kind,
+                                             const std::vector<bool>& is_read,
+                                             std::optional<DType> products) const {
+  const OpDef* def = find_op(node.op);
+  if (!def || !def->gradient) return 0.0;
+  Graph alone;
+  const auto like = [&](ValueId id) {
+    if (!id.valid()) return ValueId();
+    const Value& value = graph.value(id);
+    return alone.add_value({.name = value.name, .type = value.type, .kind = ValueKind::kInput});
+  };
+  const auto has_gradient = [&](ValueId id) {
+    return id.valid() && info(graph.value(id).type.dtype).is_float;
+  };
+  std::vector<ValueId> inputs, outputs, adjoints;
+  for (ValueId input : node.inputs) inputs.push_back(like(input));
+  for (ValueId output : node.outputs) {
+    outputs.push_back(like(output));
+    const bool has_adjoint = has_gradient(output) && is_read[output.index()];
+    adjoints.push_back(has_adjoint ? like(output) : ValueId());
+  }
+  if (std::ranges::none_of(adjoints, [](ValueId id) { return id.valid(); })) return 0.0;
+  const auto wanted = std::make_unique<bool[]>(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) wanted[i] = has_gradient(node.inputs[i]);
+  Builder build(alone);
+  def->gradient(build, {inputs, outputs, adjoints, node.attrs, {wanted.get(), inputs.size()}});
+  double sum = 0;
+  for (const Node& made : alone.nodes) {
+    PIPER_ASSIGN(const double one, seconds(alone, made, kind, products));
+    sum += one;
+  }
+  return sum;
 }
 
 Result<double> JobCosts::seconds(const Graph& graph, const Node& node,

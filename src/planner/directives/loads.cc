@@ -168,14 +168,22 @@ void Loads::add_parts(size_t op, size_t measure, double load) {
 
 Status Loads::count_time(const Graph& graph, const JobCosts& costs) {
   measures_.assign(std::max<size_t>(kinds_.size(), 1), {0});
+  std::vector<bool> is_read(graph.values.size());
+  for (const Node& node : graph.nodes)
+    for (const ValueId input : node.inputs)
+      if (input.valid()) is_read[input.index()] = true;
+  if (graph.loss.valid()) is_read[graph.loss.index()] = true;
   for (size_t m = 0; m < measures_.size(); ++m)
     for (size_t i = 0; i < graph.nodes.size(); ++i) {
       const Node& node = graph.nodes[i];
       double each = 0;
       if (is_work(i) && !costs.devices()) each = flops_of(graph, node);
       if (is_work(i) && costs.devices()) {
-        PIPER_ASSIGN(
-            each, costs.seconds(graph, node, kinds_[m], type_of_products(costs.strategy(), node)));
+        const std::optional<DType> products = type_of_products(costs.strategy(), node);
+        PIPER_ASSIGN(const double forward, costs.seconds(graph, node, kinds_[m], products));
+        PIPER_ASSIGN(const double backward,
+                     costs.seconds_of_gradient(graph, node, kinds_[m], is_read, products));
+        each = forward + backward;
       }
       if (m == 0) whole_ += each;
       if (is_in_parts(i)) add_parts(i, m, std::exchange(each, 0));
@@ -250,7 +258,7 @@ double Loads::own(size_t r, size_t a, size_t b) const {
 double Loads::sent(size_t r, size_t p) const {
   if (by_ != BalanceRule::By::kTime || crossing_[p] <= 0) return 0;
   if (kinds_.empty()) return kFlopsPerSentByte * crossing_[p];
-  return messages_[r].latency + messages_[r].of_byte * crossing_[p];
+  return 2 * (messages_[r].latency + messages_[r].of_byte * crossing_[p]);  // and its gradient
 }
 
 double Loads::all(size_t r, size_t a, size_t b) const {
@@ -265,9 +273,9 @@ std::string Loads::describe(size_t r, size_t a, size_t b) const {
     return fmt::format(
         "{}{}", human_bytes(static_cast<int64_t>(own(r, a, b) / region.unit)),
         region.unit == 1 ? "" : fmt::format(", {:.1f} % of the memory{}", 100 * own(r, a, b), on));
-  if (!kinds_.empty())
-    return fmt::format("{:.3g} ms of the forward{}", 1e3 * own(r, a, b),
-                       region.name.empty() ? "" : " on " + region.name);
+  if (const double time = own(r, a, b); !kinds_.empty())
+    return fmt::format("{:.3g} {} of forward and backward{}", time < 1 ? 1e3 * time : time,
+                       time < 1 ? "ms" : "s", region.name.empty() ? "" : " on " + region.name);
   return fmt::format("{:.1f} % of the forward FLOPs", whole_ > 0 ? 100 * own(r, a, b) / whole_ : 0);
 }
 
