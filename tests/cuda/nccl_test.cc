@@ -67,8 +67,13 @@ class Nccl : public testing::TestWithParam<Job> {
     setenv("PIPER_CUDA_PATH", PIPER_FAKE_CUDA "/nccl", 1);
     setenv("FAKE_CUDA_PAGE", "4096", 1);  // so that all memory is mapped
     setenv("FAKE_NVRTC_PLAIN", "1", 1);
+    // In a first step a host may have to wait until what is queued has met its peers. Each rank has
+    // a device of its own.
+    setenv("FAKE_CUDA_LAZY", "1", 1);
+    setenv("FAKE_CUDA_DEVICES", "4", 1);
     setenv("XDG_CACHE_HOME", std::string(cache.path()).c_str(), 1);
   }
+  static void TearDownTestSuite() { unsetenv("FAKE_CUDA_LAZY"); }
 };
 
 TEST_P(Nccl, TrainsWhatOneRankTrains) {

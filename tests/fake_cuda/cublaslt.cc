@@ -3,9 +3,11 @@
 // has several (kOffers).
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <set>
 
 #include "elements.h"
 #include "fake.h"
@@ -392,6 +394,22 @@ bool is_known(const LtAlgorithm& algorithm) {
          (can_split || !is_split);
 }
 
+// FAKE_CUDA_LAZY=1: a kernel is loaded when it is first launched, and the driver may wait until the
+// device has done all that it has to do before it loads one.
+bool loads_late() { return variable("FAKE_CUDA_LAZY", 0) != 0; }
+void load(State& state, const Product& p, const CuContext& context) {
+  static std::set<std::pair<const CuContext*, std::string>> loaded;
+  std::string kernel = fmt::format("{} {} {} {}", static_cast<int>(p.type),
+                                   static_cast<int>(p.result), p.trans_a, p.trans_b);
+  for (const int bit : {kBiasBit, kAuxBit}) kernel += p.has(bit) ? " 1" : " 0";
+  if (!loaded.emplace(&context, kernel).second) return;
+  state.run_until([&] {
+    return std::ranges::all_of(state.streams, [&](const CuStream* one) {
+      return one->context->root() != &context || one->queue.empty();
+    });
+  });
+}
+
 }  // namespace
 
 #define FAKE_LT_CALL(name) \
@@ -570,6 +588,7 @@ int cublasLtMatmul(LtContext* context, LtDesc* description, const void* alpha, c
   }
   if (has_offers() && offer_of(*algorithm).kind == Offer::kFails) return kLtNotSupported;
   State& state = call.state;
+  if (loads_late()) load(state, p, *stream->context->root());
   const int queued =
       state.queue(call.name, stream, [&state, p, bytes, by = *algorithm, at = address(workspace)] {
         return run(state, p, by, at, bytes);

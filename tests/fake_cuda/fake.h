@@ -16,6 +16,7 @@
 //     FAKE_CUDA_RDMA=N     0: no device maps memory for adapters; 2: it says so, and refuses to
 //     FAKE_CUDA_FILES=N    the same for memory that is shared as a file
 //     FAKE_CUDA_LIBRARIES_TAKE=N  bytes of the device, from the first product on (0)
+//     FAKE_CUDA_LAZY=1     the first product of a kind waits until its device has nothing to do
 //     FAKE_CUDA_STOP=NAME  the process stops where it calls this first
 //     FAKE_NCCL_FOLDER=F   ranks of several processes meet there
 //     FAKE_NCCL_VERSION=N  (22809)
