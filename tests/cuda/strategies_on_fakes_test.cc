@@ -295,8 +295,10 @@ Result<Compiled> compile_case(const Case& one, const Folder& folder) {
       params.push_back(param);
   const std::string text = fmt::format("piper: 1\ninclude: [{}]\nparams: {{{}}}\n{}{}",
                                        join(files, ", "), join(params, ","), kTrain, one.more);
-  const bool in_chunks = one.model == TinyGpt::kPlain || has(one.name, "dualpipev");
-  const int64_t layers = in_chunks ? 4 : 2;
+  // A stage holds at least one; schedules with several stages for each device have four.
+  const bool has_chunks = has(texts, "stages * chunks") || has(texts, "* stages}") ||
+                          has(texts, "* waves") || has(one.params, "stages: 4");
+  const int64_t layers = has_chunks ? 4 : 2;
   return compile({.model = folder.write("model.onnx", TinyGpt(one.model, layers).bytes()),
                   .strategy = folder.write("strategy.yaml", text),
                   .target = "cuda"});
