@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <queue>
+#include <span>
 #include <unordered_set>
 
 #include "at.h"
@@ -91,13 +92,19 @@ class Cutter {
   void delay_past_collectives(const std::vector<size_t>& order) {
     std::vector<bool> leads(nodes_.size());
     size_t last = 0;  // one past the last such collective
-    for (size_t p = order.size(); p-- > 0;) {
-      const size_t i = order[p];
-      if (has_own_stream(i)) {
+    for (size_t p = order.size(); p > 0;) {
+      const size_t end = p--;  // of a message, all of which is held back or nothing
+      while (p > 0 && goes_on(order[p - 1], order[p])) --p;
+      const std::span<const size_t> message(order.begin() + static_cast<std::ptrdiff_t>(p),
+                                            end - p);
+      if (has_own_stream(message[0])) last = std::max(last, end);
+      if (!has_own_stream(message[0]) &&
+          std::ranges::none_of(message, [&](size_t i) { return bool(leads[i]); }))
+        continue;
+      for (const size_t i : message) {
         leads[i] = true;
-        last = std::max(last, p + 1);
+        for_each_maker(i, [&](size_t maker) { leads[maker] = true; });
       }
-      if (leads[i]) for_each_maker(i, [&](size_t maker) { leads[maker] = true; });
     }
     std::vector<size_t> now, held;
     for (size_t p = 0; p < order.size(); ++p) {
