@@ -247,7 +247,7 @@ const std::map<std::string, std::string> kComparesNames = {
     {"dag/update.cc", "takes the norm apart that clipping and loss scales read"},
     {"collectives/arithmetic.cc", "makes the programs that it runs"},
     {"dag/direction.cc", "the norm of all gradients is made of no single one"},
-    {"directives/parts.cc", "a cast of a parameter is the parameter's, wherever it is read"},
+    {"directives/parts.cc", "casts of parameters and slices of inputs are of no region"},
     {"directives/precision.cc", "adds Casts, and leaves out those of the model"},
     {"directives/recompute.cc", "a Reshape makes no bytes"},
     {"bundle/flops.cc", "counts products and attention without what they are added to"},

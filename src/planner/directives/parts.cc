@@ -40,6 +40,11 @@ class PartFinder {
   const std::set<std::string>& tensors() const { return tensors_; }
 
  private:
+  // What takes a chunk or a block of an input is of no region, which begins with what it takes.
+  bool takes_of_input(const Node& node) const {
+    return node.op == "Slice" && graph_.value(node.inputs[0]).kind == ValueKind::kInput;
+  }
+
   // Casts of parameters are theirs, wherever they are read.
   // So are ops that put trained parts together.
   bool is_of_state(const Node& node) const {
@@ -70,7 +75,8 @@ class PartFinder {
     cut_.region.assign(graph_.nodes.size(), kOutside);
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
-      if (node.pass == Pass::kU || is_step_sum(node) || is_of_state(node) || brings_.contains(n))
+      if (node.pass == Pass::kU || is_step_sum(node) || is_of_state(node) || takes_of_input(node) ||
+          brings_.contains(n))
         continue;
       cut_.region[n] = node.scope.empty() ? joined(node) : matched(node);
       if (node.pass == Pass::kF && !node.scope.empty()) scopes.push_back(node.scope);
