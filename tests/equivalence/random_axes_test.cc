@@ -22,8 +22,8 @@ struct Axis {
 
 class RandomStrategy {
  public:
-  // What else may be said. kProducts: tokens may be cut over two axes. kReplicas: an axis of
-  // `shard` has replicas, too. kShares: two ranks have shares of the samples of a microbatch.
+  // What else may be said. kProducts: something is cut over two axes. kReplicas: an axis of `shard`
+  // has replicas, too. kShares: two ranks have shares of the samples of a microbatch.
   enum Also : uint8_t { kNothing, kProducts, kReplicas, kShares };
   RandomStrategy(Random& random, const RandomBlocks& model, Also also = kNothing)
       : random_(random), model_(model), also_(also) {
@@ -42,57 +42,73 @@ class RandomStrategy {
     if (left >= 2 && pick(random, 2)) pp_ = 2, left /= 2;
     if (also == kShares && left < 2) also_ = kNothing;
     if (shards_.size() > 1 && pick(random, 2)) std::swap(shards_[0], shards_[1]);
+    microbatches_ = 1 + pick(random_, model.is_in_order() ? 2 : 3);
+    const size_t least = also_ == kReplicas ? shards_[0].size : also_ == kShares ? 4 : 1;
+    samples_ = least * (1 + pick(random_, 2));
+    least_chunk_ = model.tokens();
   }
 
+  // All but the order and what follows.
   std::string text() {
-    const size_t microbatches = 1 + pick(random_, 3);
-    const size_t samples = also_ == kReplicas ? shards_[0].size : also_ == kShares ? 4 : 1;
-    const size_t batch = outer_ * dp_ * microbatches * samples * (1 + pick(random_, 2));
     std::string text = fmt::format("piper: 1\nmesh: {{{}}}\n", mesh());
     text += fmt::format(
-        "train: {{global_batch: {}, optimizer: {{{}}}{}}}\n", batch,
+        "train: {{global_batch: {}, optimizer: {{{}}}{}}}\n",
+        outer_ * dp_ * microbatches_ * samples_,
         one_of<const char*>(random_, {"sgd: {lr: 0.05}", "sgd: {lr: 0.05, momentum: 0.9}",
                                       "adamw: {lr: 1e-3, eps: 1e-4, weight_decay: 0.1}"}),
         pick(random_, 2) ? ", clip_norm: 1.0" : "");
     text += fmt::format("annotate:\n  - balance: {{tag: stage, into: {}}}\n", pp_);
-    text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
+    text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches_);
     text += "  - place: {where: {stage: s}, on: {pp: s}}\n  - precision: {compute: f64}\n";
-    if (dp_ > 1)
-      text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
-                          one_of<const char*>(random_, {"64B", "25MiB"}), states());
-    if (outer_ > 1)
-      text += fmt::format("  - replicate: {{over: outer{}}}\n",
-                          pick(random_, 4) ? ", shard: [optimizer]" : "");
-    if (dp_ > 1 && pick(random_, 4) == 0)
-      text += fmt::format("  - replicate: {{over: dp, match: \"{}\"{}}}\n",
-                          model_.parameters()[pick(random_, model_.parameters().size())].name,
-                          states());
-    size_t in_turn = pick(random_, 4);  // the first axis, where that is 0 and it divides
-    size_t first = 0;
-    if (also_ == kProducts && shards_.size() > 1 && model_.attends() &&
-        model_.tokens() % (shards_[0].size * shards_[1].size) == 0)
-      text += attention_over_two(shards_[0], shards_[1]), first = 2, ++in_turn;
-    for (const Axis& axis : std::span(shards_).subspan(first)) {
-      const bool turns = in_turn++ == 0 && model_.attends() && model_.tokens() % axis.size == 0;
-      const size_t count = turns ? 0 : 1 + pick(random_, 5);
-      for (size_t k = 0; k < count; ++k) text += directive(axis);
-      if (turns) text += attention(axis);
-    }
+    text += replicas() + shards();
     if (pick(random_, 3) == 0) text += "  - recompute: {}\n";
-    text += mutation::random_order(random_);
     if (also_ == kReplicas)
       text += fmt::format("  - replicate: {{over: {}{}}}\n", shards_[0].name, states());
     if (also_ == kShares)
       text += fmt::format(
           "  - split: {{dim: samples, into: 2{}}}\n"
           "  - place: {{where: {{share: k}}, on: {{sh: k}}}}\n",
-          batch / outer_ / dp_ / microbatches == 4 ? ", sizes: [3, 1]" : "");
+          samples_ == 4 ? ", sizes: [3, 1]" : "");
     return text;
+  }
+  std::string order() { return mutation::random_order(random_); }
+  // Of tokens, where a chunk has some for each block.
+  bool may_have_chunks() {
+    return model_.is_in_order() && also_ != kShares && pick(random_, 3) > 0 &&
+           model_.tokens() / 2 % blocks_ == 0;
+  }
+  // Chunks of tokens, and an order of all of a stage's.
+  std::string chunks() {
+    const size_t tokens = model_.tokens();
+    const size_t into = tokens / 4 % blocks_ == 0 && pick(random_, 3) == 0 ? 4 : 2;
+    least_chunk_ = tokens / into;
+    std::string text = fmt::format("  - split: {{dim: tokens, into: {}", into);
+    const size_t how = pick(random_, 4);
+    if (how == 0 && blocks_ == 1) text += ", by: cost";
+    if (how == 1 && into == 2 && tokens > 8 && 4 % blocks_ == 0)
+      text += fmt::format(", sizes: [{}, {}]", tokens - 4, 4), least_chunk_ = 4;
+    text += "}\n";
+    const std::string order = "  - order:\n      each: pp\n      program: |\n        let n = ";
+    switch (pick(random_, 3)) {
+      case 0:
+        return text;
+      case 1:
+        return text + order +
+               fmt::format("M * {}\n        repeat n: F\n        repeat n: B\n", into);
+      default:
+        return text + order +
+               fmt::format(
+                   "M * {0}\n        let ahead = min(n, P-r-1 + {0}-1)\n"
+                   "        repeat ahead: F\n        repeat n - ahead: F B\n"
+                   "        repeat ahead: B\n",
+                   into);
+    }
   }
   // Where and when collectives within computations run, and which are one.
   std::string communication() {
     std::string text;
-    if (pick(random_, 2))
+    has_stream_ = pick(random_, 2) == 0;
+    if (has_stream_)
       text +=
           "  - stream: {where: {kind: [all_reduce, all_gather, reduce_scatter, all_to_all, "
           "own_part], mb: \"*\"}, name: beside}\n";
@@ -106,27 +122,88 @@ class RandomStrategy {
           "\"*\"}}\n";
     return text;
   }
-  // A region of ops in parts, or nothing.
+  // A region of ops in parts: of tokens, of which a part has its share of each rank's block; of
+  // samples or columns; or of a parameter.
   std::string parts() {
-    if (pick(random_, 2)) return "";
-    std::string scope = model_.scopes()[pick(random_, model_.scopes().size())];
-    std::replace(scope.begin(), scope.end(), '.', '/');
-    return fmt::format("  - split: {{scope: \"{}\", dim: {}, into: {}}}\n{}", scope,
-                       pick(random_, 3), 2 + pick(random_, 2),
-                       pick(random_, 2) ? "  - stream: {where: {kind: [all_reduce, all_gather], "
-                                          "mb: \"*\"}, name: of_parts}\n"
-                                        : "");
+    const auto slashed = [](std::string scope) {
+      std::replace(scope.begin(), scope.end(), '.', '/');
+      return scope;
+    };
+    const auto& by_token = model_.scopes_by_token();
+    const std::string stream = !has_stream_ && pick(random_, 2)
+                                   ? "  - stream: {where: {kind: [all_reduce, all_gather], mb: "
+                                     "\"*\"}, name: of_parts}\n"
+                                   : "";
+    if (blocks_ > 1 && least_chunk_ == blocks_) return "";  // of one token, which is any dim of one
+    const bool divides = least_chunk_ % (2 * blocks_) == 0;
+    if (!by_token.empty() && divides && (blocks_ > 1 || pick(random_, 2)))
+      return fmt::format("  - split: {{scope: \"{}\", dim: 1, into: 2{}}}\n{}",
+                         slashed(by_token[pick(random_, by_token.size())]),
+                         blocks_ == 1 ? "" : ", within: " + tokens_over_, stream);
+    const std::string& scope = model_.scopes()[pick(random_, model_.scopes().size())];
+    std::vector<std::string> matrices;
+    for (const RandomBlocks::Parameter& one : model_.parameters())
+      if (one.name.starts_with(scope) && one.shape.size() == 2) matrices.push_back(one.name);
+    const std::string of = matrices.empty() || pick(random_, 2)
+                               ? ""
+                               : ", tensor: " + matrices[pick(random_, matrices.size())];
+    const size_t dim = !of.empty()                             ? pick(random_, 2)
+                       : samples_ % 2 == 0 && pick(random_, 4) ? 0
+                                                               : 2;
+    return fmt::format("  - split: {{scope: \"{}\"{}, dim: {}, into: 2}}\n{}", slashed(scope), of,
+                       dim, stream);
   }
 
  private:
+  // Axes of replicas that are named together stand side by side.
   std::string mesh() {
     std::vector<std::string> axes{fmt::format("pp: {}", pp_), fmt::format("dp: {}", dp_)};
     if (also_ == kShares) axes.emplace_back("sh: 2");
-    if (outer_ > 1) axes.insert(axes.begin() + static_cast<int64_t>(pick(random_, 3)), "outer: 2");
+    joins_replicas_ = outer_ > 1 && pick(random_, 2);
+    if (joins_replicas_) axes[1] = "outer: 2, dp: 2";
+    if (outer_ > 1 && !joins_replicas_)
+      axes.insert(axes.begin() + static_cast<int64_t>(pick(random_, 3)), "outer: 2");
     for (const Axis& axis : shards_)
       axes.insert(axes.begin() + static_cast<int64_t>(pick(random_, axes.size() + 1)),
                   fmt::format("{}: {}", axis.name, axis.size));
     return join(axes, ", ");
+  }
+  std::string replicas() {
+    std::string text;
+    if (joins_replicas_)
+      return fmt::format("  - replicate: {{over: [outer, dp], bucket: 64B{}}}\n", states());
+    if (dp_ > 1)
+      text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
+                          one_of<const char*>(random_, {"64B", "25MiB"}), states());
+    if (outer_ > 1)
+      text += fmt::format("  - replicate: {{over: outer{}}}\n",
+                          pick(random_, 4) ? ", shard: [optimizer]" : "");
+    if (dp_ > 1 && pick(random_, 4) == 0)
+      text += fmt::format("  - replicate: {{over: dp, match: \"{}\"{}}}\n",
+                          model_.parameters()[pick(random_, count())].name, states());
+    return text;
+  }
+  // Tokens over one axis or two, and others.
+  std::string shards() {
+    std::string text;
+    size_t first = 0;
+    const auto divide = [&](size_t ranks) { return model_.tokens() % ranks == 0; };
+    if (also_ == kProducts) {
+      const Axis &a = shards_[0], &b = shards_[1];
+      if (divide(a.size * b.size) && (model_.is_in_order() || pick(random_, 3) == 0))
+        text += tokens_over_two(a, b), first = 2;
+      else
+        text += weight_over_two(a, b);
+    }
+    bool turns = first == 0 && divide(shards_[0].size) &&
+                 (model_.is_in_order() ? pick(random_, 3) > 0 : pick(random_, 4) == 0);
+    for (const Axis& axis : std::span(shards_).subspan(first)) {
+      const size_t directives = turns ? 0 : 1 + pick(random_, 5);
+      for (size_t k = 0; k < directives; ++k) text += directive(axis);
+      if (turns) text += tokens_over(axis);
+      turns = false;
+    }
+    return text;
   }
   std::string states() {  // gradients travel in their own type
     while (true)
@@ -140,29 +217,48 @@ class RandomStrategy {
       return what == "match: " + one.name && one.shape[dim] == RandomBlocks::kHidden;
     });
   }
-  // Tokens in blocks, of which no product of this axis makes others.
-  std::string attention(const Axis& axis) {
+  // Tokens in blocks, of which no product of these axes makes others.
+  std::string blocks_of_tokens(const std::string& over, size_t ranks) {
     for (const std::string& input : model_.inputs()) named_.insert("input: " + input);
-    const bool zigzag = model_.tokens() % (2 * axis.size) == 0 && pick(random_, 2);
+    const bool zigzag = model_.tokens() % (4 * ranks) == 0 && pick(random_, 2);
+    tokens_over_ = over;
+    blocks_ = zigzag ? 2 * ranks : ranks;
     return fmt::format(
-        "  - shard: {{input: \"*\", dim: 1, over: {0}{2}}}\n"
-        "  - shard: {{match: \"**\", dim: none, over: {0}}}\n"
-        "  - shard: {{attention: \"**\", by: {1}, over: {0}}}\n",
-        axis.name, one_of<const char*>(random_, {"ring", "ring", "gather", "heads"}),
-        zigzag ? ", order: zigzag" : "");
+        "  - shard: {{input: \"*\", dim: 1, over: {0}{1}}}\n"
+        "  - shard: {{match: \"**\", dim: none, over: {0}}}\n",
+        over, zigzag ? ", order: zigzag" : "");
   }
-  // Tokens in blocks of blocks, which meet along one axis after the other.
-  std::string attention_over_two(const Axis& a, const Axis& b) {
-    for (const std::string& input : model_.inputs()) named_.insert("input: " + input);
-    const bool zigzag = model_.tokens() % (2 * a.size * b.size) == 0 && pick(random_, 2);
-    const auto by = [&] { return one_of<const char*>(random_, {"ring", "gather", "heads"}); };
-    const char *first = by(), *second = by();
-    return fmt::format(
-        "  - shard: {{input: \"*\", dim: 1, over: [{0}, {1}]{4}}}\n"
-        "  - shard: {{match: \"**\", dim: none, over: [{0}, {1}]}}\n"
-        "  - shard: {{attention: \"**\", by: {2}, over: {0}}}\n"
-        "  - shard: {{attention: \"**\", by: {3}, over: {1}}}\n",
-        a.name, b.name, first, second, zigzag ? ", order: zigzag" : "");
+  static std::string attention(const std::string& over, const std::string& by) {
+    return fmt::format("  - shard: {{attention: \"**\", by: {}, over: {}}}\n", by, over);
+  }
+  std::string tokens_over(const Axis& axis) {
+    const std::string text = blocks_of_tokens(axis.name, axis.size);
+    const char* const by = one_of<const char*>(random_, {"ring", "ring", "gather", "heads"});
+    return model_.attends() ? text + attention(axis.name, by) : text;
+  }
+  // Tokens meet along one axis after the other. The axis with the shorter blocks exchanges heads
+  // if any does.
+  std::string tokens_over_two(const Axis& a, const Axis& b) {
+    const std::string both = fmt::format("[{}, {}]", a.name, b.name);
+    const std::string text = blocks_of_tokens(both, a.size * b.size);
+    const std::string by = one_of<const char*>(random_, {"ring", "gather", "heads"});
+    if (!model_.attends()) return text;
+    if (pick(random_, 4) == 0) return text + attention(both, by);
+    return text + attention(a.name, by == "heads" ? "ring" : by) +
+           attention(b.name, one_of<const char*>(random_, {"ring", "gather", "heads"}));
+  }
+  // A dim of a matrix that both axes divide.
+  std::string weight_over_two(const Axis& a, const Axis& b) {
+    const auto ranks = static_cast<int64_t>(a.size * b.size);
+    std::vector<std::string> all;
+    for (const RandomBlocks::Parameter& one : model_.parameters())
+      for (size_t d = 0; d < one.shape.size(); ++d)
+        if (one.shape[d] % ranks == 0)
+          all.push_back(fmt::format("match: {}, dim: {}", one.name, d));
+    if (all.empty()) return "";
+    const std::string what = all[pick(random_, all.size())];
+    for (const Axis& axis : {a, b}) named_.insert(axis.name + what.substr(0, what.find(',')));
+    return fmt::format("  - shard: {{{}, over: [{}, {}]}}\n", what, a.name, b.name);
   }
   // Of a tensor that no directive of this axis has named, or an input that none has, at a dim that
   // divides, or of hidden values, which go on into zeros.
@@ -201,6 +297,12 @@ class RandomStrategy {
   std::vector<Axis> shards_;
   Also also_ = kNothing;
   size_t pp_ = 1, dp_ = 1, outer_ = 1;  // outer: a second axis of replicas
+  size_t microbatches_ = 1, samples_ = 1;
+  bool joins_replicas_ = false;  // which are one axis
+  bool has_stream_ = false;
+  std::string tokens_over_;  // an axis, or two as a list
+  size_t blocks_ = 1;        // of tokens
+  size_t least_chunk_ = 0;   // of tokens in order
   std::set<std::string> named_;
   std::map<std::string, Shape> left_;
 };
@@ -211,12 +313,7 @@ struct Tried {
   bool refused = false;
   int64_t collectives = 0;
   double apart = 0;
-  bool turns = false;    // keys come by in turn
-  bool zeros = false;    // behind states
-  bool parts = false;    // in turn on each rank
-  bool product = false;  // tokens over two axes
-  bool chunks = false;   // of tokens, in order
-  bool replicas = false, shares = false;
+  std::set<std::string> has;  // what is counted
 };
 
 // Of a step, over the axes that shard uses.
@@ -229,85 +326,107 @@ int64_t collectives_of(const PlanSet& set) {
   return count;
 }
 
-bool is_in_order(uint64_t seed) { return seed % 5 == 3; }
+bool is_in_order(uint64_t seed) {
+  const uint64_t last = seed % 10;
+  return last == 0 || last == 3 || last == 4 || last == 8;
+}
 
 RandomBlocks model_of(uint64_t seed, Random& random) {
   const bool grouped = pick(random, 4) == 0;
   return RandomBlocks(seed, grouped, pick(random, 3) == 0, seed % 3 == 0, is_in_order(seed));
 }
 
-std::string chunks_of(const RandomBlocks& model, uint64_t seed) {
-  return fmt::format("  - split: {{dim: tokens, into: {}{}}}\n", model.tokens() > 4 ? 4 : 2,
-                     seed % 2 == 0 ? ", by: cost" : "");
+RandomStrategy::Also also_of(uint64_t seed) {
+  return seed / 10 % 5 < 2 ? RandomStrategy::kProducts
+         : seed % 11 == 6  ? RandomStrategy::kReplicas
+         : seed % 11 == 3  ? RandomStrategy::kShares
+                           : RandomStrategy::kNothing;
+}
+
+// A strategy that grows by what is not refused.
+class Growing {
+ public:
+  Growing(uint64_t seed, const RandomBlocks& model, std::string text)
+      : seed_(seed), text_(std::move(text)) {
+    options_.model = folder_.write("model.onnx", model.bytes());
+  }
+  bool add(const std::string& more) {
+    if (more.empty() && compiled_) return false;
+    options_.strategy = folder_.write("strategy.yaml", text_ + more);
+    auto compiled = compile(options_);
+    if (!compiled) {
+      const std::string error = print_error(compiled.error());
+      EXPECT_GT(compiled.error().at.line, 0)  // not a plan that was refused
+          << "seed " << seed_ << "\n"
+          << text_ << more << error;
+      if (given_seed()) std::printf("seed %lu: %s", seed_, error.c_str());
+      return false;
+    }
+    text_ += more;
+    compiled_ = std::move(*compiled);
+    return true;
+  }
+  const std::string& text() const { return text_; }
+  const std::optional<Compiled>& compiled() const { return compiled_; }
+  bool says(const char* words) const { return text_.find(words) != text_.npos; }
+
+ private:
+  const uint64_t seed_;
+  const Folder folder_;
+  CompileOptions options_;
+  std::string text_;
+  std::optional<Compiled> compiled_;
+};
+
+std::set<std::string> features_of(const Growing& strategy) {
+  std::set<std::string> has;
+  const std::pair<const char*, const char*> kWords[] = {
+      {"scope: \"block/", "parts"},         {"dim: tokens", "chunks of tokens"},
+      {"within:", "parts within blocks"},   {"within: [", "parts within blocks over two axes"},
+      {"over: [", "products of axes"},      {"dim: 1, over: [", "tokens over two axes"},
+      {"dim: samples", "shares of samples"}};
+  for (const auto& [words, what] : kWords)
+    if (strategy.says(words)) has.insert(what);
+  if (!strategy.says("  - split: {scope")) has.erase("parts");
+  if (has.contains("chunks of tokens") && has.contains("tokens over two axes"))
+    has.insert("chunks over two axes");
+  const RoleProgram& role = strategy.compiled()->set.roles[0];
+  if (std::ranges::count(role.body, InstructionKind::kRotate, &Instruction::kind) > 0)
+    has.insert("keys in turn");
+  if (std::ranges::any_of(role.tensors, [](const Tensor& each) {
+        return std::ranges::any_of(each.cuts, [](const TensorCut& cut) { return cut.block > 0; });
+      }))
+    has.insert("zeros");
+  return has;
 }
 
 Tried try_one(uint64_t seed) {
   Random random(seed);
-  const Folder folder;
   const RandomBlocks model = model_of(seed, random);
-  CompileOptions options;
-  options.model = folder.write("model.onnx", model.bytes());
-  const auto also = seed % 4 == 0    ? RandomStrategy::kProducts
-                    : seed % 11 == 6 ? RandomStrategy::kReplicas
-                    : seed % 11 == 3 ? RandomStrategy::kShares
-                                     : RandomStrategy::kNothing;
-  RandomStrategy strategy(random, model, also);
-  const std::string plain = strategy.text();
-  std::string text = plain + strategy.communication();
-  const std::string parts = is_in_order(seed) ? chunks_of(model, seed) : strategy.parts();
-  options.strategy = folder.write("strategy.yaml", text + parts);
-  auto compiled = compile(options);
-  const bool in_parts = compiled.ok() && !parts.empty();
-  if (!compiled && !parts.empty()) {  // a region that mixes the dim, or has none such
-    EXPECT_GT(compiled.error().at.line, 0) << seed << "\n"
-                                           << text << parts << print_error(compiled.error());
-    options.strategy = folder.write("strategy.yaml", text);
-    compiled = compile(options);
+  RandomStrategy draw(random, model, also_of(seed));
+  Growing strategy(seed, model, draw.text());
+  const std::string order = draw.order(), chunks = draw.may_have_chunks() ? draw.chunks() : order,
+                    communication = draw.communication(), parts = draw.parts();
+  if (!strategy.add(chunks + communication + parts)) {
+    if (!strategy.add(chunks) && (chunks == order || !strategy.add(order))) return {true};
+    for (int tries = 0; tries < 3 && !strategy.add(tries == 0 ? parts : draw.parts());) ++tries;
+    strategy.add(communication);
   }
-  const auto says = [&](const char* words) {
-    return !compiled && compiled.error().message.find(words) != std::string::npos;
-  };
-  if (says("matches nothing") || says("has a stream already")) {
-    options.strategy = folder.write("strategy.yaml", text = plain);
-    compiled = compile(options);
-  }
-  const std::string what = fmt::format("seed {}\n{}{}", seed, text, in_parts ? parts : "");
-  if (!compiled) {
-    const std::string error = print_error(compiled.error());
-    EXPECT_GT(compiled.error().at.line, 0) << what << error;  // not a plan that was refused
-    if (given_seed()) std::printf("%s\n%s", what.c_str(), error.c_str());
-    return {true};
-  }
-  const jobs::Trained spread = train_on_numbers(compiled->set, what),
-                      uncut = train_on_numbers(*compiled->uncut, what);
+  const Compiled& compiled = *strategy.compiled();
+  const std::string what = fmt::format("seed {}\n{}", seed, strategy.text());
+  const jobs::Trained spread = train_on_numbers(compiled.set, what),
+                      uncut = train_on_numbers(*compiled.uncut, what);
   if (seed % 8 == 0 && !spread.losses.empty())
-    jobs::expect_same_when_queued(compiled->set, Numbers(*data_needs(compiled->set)), what);
+    jobs::expect_same_when_queued(compiled.set, Numbers(*data_needs(compiled.set)), what);
   EXPECT_EQ(spread.losses.size(), uncut.losses.size()) << what;
   if (spread.losses.size() != uncut.losses.size() || uncut.losses.empty()) return {};
   for (size_t k = 0; k < uncut.losses.size(); ++k)
     EXPECT_NEAR(spread.losses[k], uncut.losses[k], 1e-12 * std::max(1.0, uncut.losses[k])) << what;
   const double apart = jobs::largest_difference(spread, uncut);
   EXPECT_LT(apart, 1e-12) << what;
-  const std::vector<Instruction>& body = compiled->set.roles[0].body;
-  const bool turns = std::any_of(body.begin(), body.end(), [](const Instruction& each) {
-    return each.kind == InstructionKind::kRotate;
-  });
-  const auto& tensors = compiled->set.roles[0].tensors;
-  const bool zeros = std::any_of(tensors.begin(), tensors.end(), [](const Tensor& each) {
-    return std::any_of(each.cuts.begin(), each.cuts.end(),
-                       [](const TensorCut& cut) { return cut.block > 0; });
-  });
-  const bool product = text.find("dim: 1, over: [") != text.npos;
-  return {false,
-          collectives_of(compiled->set),
-          apart,
-          turns,
-          zeros,
-          in_parts,
-          product,
-          in_parts && is_in_order(seed),
-          also == RandomStrategy::kReplicas,
-          text.find("dim: samples") != text.npos};
+  Tried tried{false, collectives_of(compiled.set), apart, features_of(strategy)};
+  if (also_of(seed) == RandomStrategy::kReplicas) tried.has.insert("replicas over what is cut");
+  return tried;
 }
 
 // Right plans in which blocks are hard to follow.
@@ -508,49 +627,110 @@ TEST(RandomAxes, MasksOfZerosAreMissed) {
 }
 
 TEST(RandomAxes, TrainAsOneDeviceDoes) {
-  const int wanted = given_count().value_or(kSanitized ? 30 : 150);
+  const int wanted = given_count().value_or(kSanitized ? 30 : 80);
   const uint64_t first = given_seed().value_or(1);
-  int ran = 0, refused = 0, with_collectives = 0, with_turns = 0, with_zeros = 0, with_parts = 0,
-      with_chunks = 0, products = 0, with_replicas = 0, with_shares = 0;
+  int ran = 0, refused = 0, with_collectives = 0;
+  std::map<std::string, int> with;
   double worst = 0;
   // What is seldom drawn is drawn for until there is enough of it.
   const auto is_enough = [&] {
-    return ran >= wanted && with_turns > wanted / 60 && with_zeros >= wanted / 150 &&
-           products >= wanted / 75;
+    return ran >= wanted && with["keys in turn"] > wanted / 60 && with["zeros"] >= wanted / 80 &&
+           with["replicas over what is cut"] > 0 && with["shares of samples"] > 0;
   };
   for (uint64_t seed = first; !is_enough() && ran < 2 * wanted && !HasFailure(); ++seed) {
     const Tried tried = try_one(seed);
     ++(tried.refused ? refused : ran);
     with_collectives += tried.collectives > 0;
-    with_turns += tried.turns;
-    with_zeros += tried.zeros;
-    with_parts += tried.parts;
-    with_chunks += tried.chunks;
-    products += tried.product;
-    with_replicas += tried.replicas;
-    with_shares += tried.shares;
+    for (const std::string& what : tried.has) ++with[what];
     worst = std::max(worst, tried.apart);
   }
-  std::printf(
-      "seeds from %lu: %d ran, %d of them with collectives, %d with keys in turn, %d with zeros, "
-      "%d with parts, %d with chunks of tokens, %d with tokens over two axes, %d with replicas "
-      "over "
-      "what is cut, %d with shares of samples, %d were refused; at most %.1e\n",
-      first, ran, with_collectives, with_turns, with_zeros, with_parts, with_chunks, products,
-      with_replicas, with_shares, refused, worst);
-  EXPECT_GT(with_replicas, 0);
-  EXPECT_GT(with_shares, 0);
-  EXPECT_GT(with_chunks, 0);
-  EXPECT_GT(with_parts, ran / 20);
+  std::printf("seeds from %lu: %d ran, %d were refused; at most %.1e apart\n%d with collectives\n",
+              first, ran, refused, worst, with_collectives);
+  for (const auto& [what, count] : with) std::printf("%d with %s\n", count, what.c_str());
+  for (const char* const what :
+       {"parts", "chunks of tokens", "products of axes", "parts within blocks"})
+    EXPECT_GT(with[what], ran / 10) << what;
+  for (const char* const what : {"chunks over two axes", "replicas over what is cut",
+                                 "shares of samples", "parts within blocks over two axes"})
+    EXPECT_GT(with[what], 0) << what;
   EXPECT_LT(refused, ran / 5);
   EXPECT_GT(with_collectives, ran / 2);
   EXPECT_TRUE(is_enough());
 }
 
-// A gradient of a mask that queries share, where a rank has one query; the own block of a sum over
-// all samples; two axes of which the inner one becomes the outer.
-TEST(RandomAxes, WhatRanksHaveOneOfIsTold) {
-  for (const uint64_t seed : {31249, 32287, 64071}) EXPECT_FALSE(try_one(seed).refused) << seed;
+// Two messages that are one, of which a collective on a stream needs the first alone.
+TEST(RandomAxes, JoinedMessagesStayTogetherBesideStreams) {
+  expect_as_uncut(1600077, R"(piper: 1
+mesh: {a1: 2, a2: 2, a0: 2}
+train: {global_batch: 4, optimizer: {sgd: {lr: 0.05}}}
+directives:
+  - split: {dim: batch, into: 2}
+  - precision: {compute: f64}
+  - shard: {match: block.0.p1, dim: 1, over: a1}
+  - shard: {scope: "block/2", dim: 2, over: a0}
+  - shard: {input: labels, dim: 1, over: a2}
+  - shard: {match: block.0.p1, dim: 1, over: a2}
+  - replicate: {over: a1}
+  - fuse: {where: {kind: [all_reduce, all_gather, reduce_scatter, all_to_all], mb: "*"}}
+  - split: {scope: "block/2", dim: 1, into: 2}
+  - stream: {where: {kind: [all_reduce, all_gather], mb: "*"}, name: of_parts}
+)");
+}
+
+// Chunks are taken from an input before a region begins with them.
+TEST(RandomAxes, RegionsBeginWithChunksOfInputs) {
+  expect_as_uncut(18, R"(piper: 1
+train: {global_batch: 2, optimizer: {sgd: {lr: 0.05}}}
+directives:
+  - precision: {compute: f64}
+  - split: {dim: tokens, into: 2}
+  - split: {scope: "block/0", dim: 1, into: 2}
+)");
+}
+
+// A gradient of a mask that queries share, where a rank has one query.
+TEST(RandomAxes, OneQueryOfARankHasItsMask) {
+  expect_as_uncut(31249, R"(piper: 1
+mesh: {pp: 2, a0: 4, dp: 1}
+train: {global_batch: 1, optimizer: {sgd: {lr: 0.05}}}
+annotate:
+  - balance: {tag: stage, into: 2}
+directives:
+  - place: {where: {stage: s}, on: {pp: s}}
+  - precision: {compute: f64}
+  - shard: {input: x, dim: 1, over: a0}
+  - shard: {input: labels, dim: none, over: a0}
+  - shard: {match: head.p29, dim: 0, over: a0}
+  - shard: {match: block.0.p4, dim: 0, over: a0}
+)");
+}
+
+// The own block of a sum over all samples.
+TEST(RandomAxes, SumsOfAllSamplesHaveOwnBlocks) {
+  expect_as_uncut(32287, R"(piper: 1
+mesh: {a1: 4, a0: 2}
+train: {global_batch: 2, optimizer: {adamw: {lr: 1e-3, eps: 1e-4, weight_decay: 0.1}}, clip_norm: 1.0}
+directives:
+  - precision: {compute: f64}
+  - shard: {scope: "block/1", dim: none, over: a0}
+  - shard: {match: head.p7, dim: 0, over: a1, pad: true}
+  - shard: {input: labels, dim: none, over: a1}
+)");
+}
+
+// Of two axes the inner one becomes the outer.
+TEST(RandomAxes, InnerAxesBecomeOuterOnes) {
+  expect_as_uncut(64071, R"(piper: 1
+mesh: {a1: 2, a2: 2, a0: 2}
+train: {global_batch: 3, optimizer: {sgd: {lr: 0.05, momentum: 0.9}}}
+directives:
+  - split: {dim: batch, into: 3}
+  - precision: {compute: f64}
+  - shard: {match: head.p23, dim: 0, over: a1}
+  - shard: {input: ids, dim: 1, over: a0}
+  - shard: {match: block.0.p2, dim: 0, over: a2}
+  - recompute: {}
+)");
 }
 
 }  // namespace

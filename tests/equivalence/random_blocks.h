@@ -17,11 +17,12 @@ class RandomBlocks : public ModelMaker {
 
   // `grouped`: heads may share their keys and values; `rare`: there are layers that transformers
   // seldom have; `mixed`: parameters are combined before they are used, and factors of dims change
-  // places. `causal`: tokens attend to earlier ones.
+  // places. `in_order`: tokens depend on themselves and earlier ones alone.
   explicit RandomBlocks(uint64_t seed, bool grouped = false, bool rare = false, bool mixed = false,
-                        bool causal = false)
-      : ModelMaker(seed), grouped_(grouped), rare_(rare), mixed_(mixed), causal_(causal) {
-    tokens_ = 4 * (1 + below(3));
+                        bool in_order = false)
+      : ModelMaker(seed), grouped_(grouped), rare_(rare), mixed_(mixed), in_order_(in_order) {
+    const int64_t size = below(3);
+    tokens_ = in_order ? 8 << size : 4 * (1 + size);
     scope_ = "block.0";
     start();
     const int64_t ops = 3 + below(10);
@@ -37,6 +38,9 @@ class RandomBlocks : public ModelMaker {
   const std::vector<std::string>& scopes() const { return scopes_; }
   const std::vector<std::string>& inputs() const { return inputs_; }
   bool attends() const { return attends_; }
+  bool is_in_order() const { return in_order_; }
+  // Scopes whose ops work on each token by itself.
+  const std::vector<std::string>& scopes_by_token() const { return scopes_by_token_; }
   size_t tokens() const { return static_cast<size_t>(tokens_); }
 
  private:
@@ -115,7 +119,7 @@ class RandomBlocks : public ModelMaker {
 
   void add_op() {
     const Live v = any();
-    if (mixed_ && below(4) == 0) return shuffle(v);
+    if (mixed_ && below(4) == 0 && !in_order_) return shuffle(v);
     switch (below(rare_ ? 16 : 12)) {
       case 0: {
         const Live made = linear(v, widths());
@@ -136,7 +140,9 @@ class RandomBlocks : public ModelMaker {
         return keep(made.name, made.width);
       }
       case 5:
-        return keep(along("Softmax", {v.name}, below(2) ? -1 : 1), v.width);
+        if (below(2) || in_order_) return keep(along("Softmax", {v.name}, -1), v.width);
+        mixing_.insert(scope_);
+        return keep(along("Softmax", {v.name}, 1), v.width);
       case 6: {
         const Live w = any();
         if (v.width + w.width > 48) return keep(pointwise(v.name), v.width);
@@ -155,7 +161,10 @@ class RandomBlocks : public ModelMaker {
     }
   }
   void add_rare(const Live& v) {
-    switch (below(9)) {
+    const int64_t kind = below(9);
+    const bool of_all_tokens = kind == 3 || kind == 8;
+    if (of_all_tokens && !in_order_) mixing_.insert(scope_);
+    switch (of_all_tokens && in_order_ ? 0 : kind) {
       case 0:
       case 1:
         return keep(made("Mul", {v.name, parameter({}, 1, 0.3f)}), v.width);
@@ -179,6 +188,7 @@ class RandomBlocks : public ModelMaker {
   }
   // Keys, values and queries of one weight or of three; heads; a residual.
   void attend(const Live& v) {
+    mixing_.insert(scope_);
     const Live in = below(2) ? norm(v) : v;
     const int64_t width = widths(), heads = below(2) ? 4 : 2, head = width / heads;
     const int64_t few = grouped_ && below(3) ? heads >> (heads == 4 && below(2) ? 2 : 1) : heads;
@@ -203,21 +213,26 @@ class RandomBlocks : public ModelMaker {
     const std::string scores = made("MatMul", {split(q, {0, 2, 1, 3}), split(k, {0, 2, 3, 1})});
     const std::string scaled =
         made("Mul", {scores, scalar(onnx::TensorProto::FLOAT, below(2) ? 0.3f : 0.5f)});
-    const std::string seen = causal_ ? made("Add", {scaled, hides_later()}) : scaled;
+    const std::string seen = in_order_ ? made("Add", {scaled, hides_later()}) : scaled;
     const std::string read = made("MatMul", {along("Softmax", {seen}, -1), split(u, {0, 2, 1, 3})});
     attention_.insert(read);
     const std::string joined = shaped(turned(read, {0, 2, 1, 3}), {-1, tokens_, width});
     const Live out = linear({joined, width}, v.width);
     keep(made("Add", {v.name, out.name}), v.width);
   }
+  // A constant, as an initializer would be trained.
   std::string hides_later() {
-    onnx::TensorProto& mask = *graph_.add_initializer();
-    mask.set_name(fmt::format("c{}", graph_.initializer_size()));
+    onnx::AttributeProto value;
+    value.set_name("value");
+    value.set_type(onnx::AttributeProto::TENSOR);
+    onnx::TensorProto& mask = *value.mutable_t();
     mask.set_data_type(onnx::TensorProto::FLOAT);
     for (const int64_t dim : {int64_t{1}, int64_t{1}, tokens_, tokens_}) mask.add_dims(dim);
     for (int64_t i = 0; i < tokens_ * tokens_; ++i)
       mask.add_float_data(i % tokens_ <= i / tokens_ ? 0 : -std::numeric_limits<float>::infinity());
-    return mask.name();
+    onnx::NodeProto& at = node("Constant", {});
+    *at.add_attribute() = value;
+    return at.output(0);
   }
   // Two of four experts for each token, whose matrices are looked up.
   void mix(const Live& v) {
@@ -262,6 +277,8 @@ class RandomBlocks : public ModelMaker {
         return keep(shaped(pointwise(rows), {-1, tokens_, v.width}), v.width);
       }
       default: {  // a product along the tokens
+        if (in_order_) return keep(pointwise(v.name), v.width);
+        mixing_.insert(scope_);
         const std::string mixed =
             made("MatMul", {turned(v.name, {0, 2, 1}), parameter({tokens_, tokens_}, 0, 0.4f)});
         return keep(turned(mixed, {0, 2, 1}), v.width);
@@ -271,6 +288,7 @@ class RandomBlocks : public ModelMaker {
 
   // Factors of tokens and columns in another order: pixel shuffle, space to depth, channels mixed.
   void shuffle(const Live& v) {
+    mixing_.insert(scope_);
     const int64_t inner = below(2) ? 2 : 4, part = v.width % 12 == 0 && below(2) ? 3 : 2;
     std::vector<int64_t> perm{1, 2, 3, 4};
     std::shuffle(perm.begin(), perm.end(), random_);
@@ -306,7 +324,7 @@ class RandomBlocks : public ModelMaker {
     input("labels", {tokens_}, onnx::TensorProto::INT64);
     const std::string labels = made("Mod", {shaped("labels", {-1}), whole_number(classes)});
     static constexpr const char* kForms[] = {"none", "z", "smooth", "likely", "margin", "coupled"};
-    const std::string form = kForms[below(6)];
+    const std::string form = kForms[below(in_order_ ? 5 : 6)];
     if (form == "likely") {
       input("target", {tokens_, classes});
       const std::string likely = along("Softmax", {shaped("target", {-1, classes})}, 1);
@@ -368,17 +386,20 @@ class RandomBlocks : public ModelMaker {
     }
     parameters_ = ModelMaker::parameters();
     scopes_.assign(scopes.begin(), scopes.end());
+    std::ranges::copy_if(scopes_, std::back_inserter(scopes_by_token_),
+                         [&](const std::string& scope) { return !mixing_.contains(scope); });
     for (const auto& input : graph_.input())
       if (used.count(input.name())) inputs_.push_back(input.name());
   }
 
-  bool grouped_ = false, rare_ = false, mixed_ = false, causal_ = false;
+  bool grouped_ = false, rare_ = false, mixed_ = false, in_order_ = false;
   int64_t tokens_ = 0;
   bool attends_ = false;             // in what the loss depends on
   std::set<std::string> attention_;  // what it makes
   std::vector<Live> live_;
   std::vector<Parameter> parameters_;
-  std::vector<std::string> scopes_, inputs_;
+  std::vector<std::string> scopes_, scopes_by_token_, inputs_;
+  std::set<std::string> mixing_;  // scopes in which tokens meet
   std::map<std::pair<int64_t, int64_t>, std::vector<std::string>> weights_;
 };
 
