@@ -17,7 +17,7 @@ STRATEGY = """piper: 1
 train: {{{batch}optimizer: {{sgd: {{lr: {rate!r}}}}}}}
 """
 CHOSEN = ("\n  = help: how many elements x[mask] has depends on values. Supported are its sum, its mean and the losses of torch.nn.functional, also of what pointwise "
-          "functions or those of the last dim make of it, and y[mask] = …: write what else it becomes for all elements, and choose by torch.where")
+          "functions or those of inner dims make of it, and y[mask] = …: write what else it becomes for all elements, and choose by torch.where")
 PRECISE = "directives: [{precision: {compute: f64}}]\n"
 
 
