@@ -134,7 +134,6 @@ class RandomStrategy {
                                    ? "  - stream: {where: {kind: [all_reduce, all_gather], mb: "
                                      "\"*\"}, name: of_parts}\n"
                                    : "";
-    if (blocks_ > 1 && least_chunk_ == blocks_) return "";  // of one token, which is any dim of one
     const bool divides = least_chunk_ % (2 * blocks_) == 0;
     if (!by_token.empty() && divides && (blocks_ > 1 || pick(random_, 2)))
       return fmt::format("  - split: {{scope: \"{}\", dim: 1, into: 2{}}}\n{}",
@@ -685,6 +684,20 @@ directives:
   - precision: {compute: f64}
   - split: {dim: tokens, into: 2}
   - split: {scope: "block/0", dim: 1, into: 2}
+)");
+}
+
+// Where a rank has one token of one sample, gradients of all chunks may be cut at several dims, or
+// be terms of a sum.
+TEST(RandomAxes, ChunksOfOneTokenAreJoined) {
+  expect_as_uncut(1600000, R"(piper: 1
+mesh: {a0: 4}
+train: {global_batch: 1, optimizer: {sgd: {lr: 0.05}}}
+directives:
+  - precision: {compute: f64}
+  - shard: {input: "*", dim: 1, over: a0}
+  - split: {dim: tokens, into: 4}
+  - split: {scope: "block/2", dim: 2, into: 2}
 )");
 }
 

@@ -31,18 +31,30 @@ Lies joined(std::vector<Lies> readings) {
   return made;
 }
 
-// Returns the operands, once for each combination of their readings.
+// Returns the operands, once for each combination of their readings. Where these are too many,
+// operands with the same readings, such as all chunks of a value, have the same one at a time.
 std::vector<std::vector<LaidOut>> combine_readings(std::span<const LaidOut> inputs) {
   constexpr size_t kMost = 64;  // combinations of readings that are tried
-  std::vector<std::vector<LaidOut>> all(1);
+  std::vector<std::vector<Lies>> readings;
+  size_t count = 1;
   for (const LaidOut& input : inputs) {
-    std::vector<Lies> readings = input.lies.readings();
-    if (all.size() * readings.size() > kMost) readings = {joined(std::move(readings))};
-    const size_t known = all.size();
-    all.resize(known * readings.size());
-    for (size_t i = all.size(); i-- > 0;) {
-      all[i] = all[i % known];
-      all[i].push_back({input.type, readings[i / known], input.present});
+    readings.push_back(input.lies.readings());
+    count = std::min(count * readings.back().size(), kMost + 1);
+  }
+  std::vector<std::vector<LaidOut>> all(1);
+  std::vector<size_t> before(inputs.size());  // combinations of the operands before this one
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    size_t like = 0;
+    while (like < i && !(count > kMost && readings[like] == readings[i])) ++like;
+    if (like == i) {
+      if (all.size() * readings[i].size() > kMost) readings[i] = {joined(std::move(readings[i]))};
+      before[i] = all.size();
+      all.resize(before[i] * readings[i].size());
+      for (size_t c = before[i]; c < all.size(); ++c) all[c] = all[c % before[i]];
+    }
+    for (size_t c = 0; c < all.size(); ++c) {
+      const Lies& lies = readings[like][c / before[like] % readings[like].size()];
+      all[c].push_back({inputs[i].type, lies, inputs[i].present});
     }
   }
   return all;
