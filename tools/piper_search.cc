@@ -176,8 +176,9 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("MODEL", search.compile.model, "ONNX file; its data file need not be there")
       ->required();
   app.add_option("STRATEGY", search.compile.strategy,
-                 "what all candidates include: train section, inputs, numerics, and names for "
-                 "tensor parallelism where the library's do not match")
+                 "what all candidates include: a train section with optimizer and global_batch; "
+                 "inputs, numerics, and names for tensor parallelism where the library's do not "
+                 "match")
       ->required();
   app.add_option("--cluster", flags.cluster,
                  "the devices: a file (formats/cluster.md), or one of the library, as <h100x8>")
@@ -242,6 +243,7 @@ int main(int argc, char** argv) {
       "Candidates are compiled, proven and simulated; the result is an ordinary strategy file.\n\n"
       "  piper-search model.onnx train.yaml --cluster '<h100x8>' -o best.yaml\n"
       "  piperc model.onnx best.yaml -o plans\n\n"
+      "with train.yaml: {piper: 1, train: {optimizer: {adamw: {lr: 3e-4}}, global_batch: 64}}\n\n"
       "A table over params of one strategy, as FILE.yaml lists them "
       "(piper_sweep: 1, params: {stages: [1, 2, 4], microbatches: [8, 16]}):\n\n"
       "  piper-search model.onnx mine.yaml --cluster '<h100x8>' --sweep FILE.yaml",
