@@ -67,8 +67,8 @@ class Nccl : public testing::TestWithParam<Job> {
     setenv("PIPER_CUDA_PATH", PIPER_FAKE_CUDA "/nccl", 1);
     setenv("FAKE_CUDA_PAGE", "4096", 1);  // so that all memory is mapped
     setenv("FAKE_NVRTC_PLAIN", "1", 1);
-    // In a first step a host may have to wait until what is queued has met its peers. Each rank has
-    // a device of its own.
+    // The driver may load a kernel lazily, and the host then waits until all that is queued on its
+    // device has ended, messages included. Each rank has a device of its own.
     setenv("FAKE_CUDA_LAZY", "1", 1);
     setenv("FAKE_CUDA_DEVICES", "4", 1);
     setenv("XDG_CACHE_HOME", std::string(cache.path()).c_str(), 1);

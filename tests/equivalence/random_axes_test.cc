@@ -72,7 +72,7 @@ class RandomStrategy {
     return text;
   }
   std::string order() { return mutation::random_order(random_); }
-  // Of tokens, where a chunk has some for each block.
+  // Returns whether to draw chunks of tokens: each chunk needs tokens for each block.
   bool may_have_chunks() {
     return model_.is_in_order() && also_ != kShares && pick(random_, 3) > 0 &&
            model_.tokens() / 2 % blocks_ == 0;
@@ -687,8 +687,8 @@ directives:
 )");
 }
 
-// Where a rank has one token of one sample, gradients of all chunks may be cut at several dims, or
-// be terms of a sum.
+// Gradients of all chunks may be cut at several dims, or be terms of a sum, if a rank has one token
+// of one sample.
 TEST(RandomAxes, ChunksOfOneTokenAreJoined) {
   expect_as_uncut(1600000, R"(piper: 1
 mesh: {a0: 4}
@@ -731,7 +731,7 @@ directives:
 )");
 }
 
-// Of two axes the inner one becomes the outer.
+// The inner one of two axes becomes the outer one.
 TEST(RandomAxes, InnerAxesBecomeOuterOnes) {
   expect_as_uncut(64071, R"(piper: 1
 mesh: {a1: 2, a2: 2, a0: 2}

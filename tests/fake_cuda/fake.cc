@@ -27,8 +27,8 @@ namespace {
 
 constexpr int kBadEnd = 86;
 
-// Whether a call that is no part of a graph may be queued while one runs that has calls of its
-// communicator.
+// Returns whether NCCL lets a call that is not captured be queued while a graph runs that contains
+// calls of the same communicator.
 bool mixes_graphs() { return variable("NCCL_GRAPH_MIXING_SUPPORT", 1) != 0; }
 
 void at_exit(int status, void*) {

@@ -278,7 +278,7 @@ class State {
   // Queues what a communicator does; each begins in the order in which the host has called, and
   // graphs are queued.
   int communicate(const char* call, NcclComm* comm, CuStream* stream, Begin work);
-  // Whether a graph is queued or runs that has calls of it.
+  // Returns whether a graph is queued or runs that contains calls of this communicator.
   bool is_in_running_graph(const NcclComm* comm) const;
   // Queues a graph's calls again.
   void expect(const CuGraphExec& graph);

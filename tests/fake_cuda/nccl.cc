@@ -308,8 +308,8 @@ Touched written_by(const Operation& one) {
   const size_t parts = one.kind == Operation::kAllGather ? static_cast<size_t>(one.comm->size) : 1;
   return one.gets() ? Touched{one.to, parts * one.bytes()} : Touched();
 }
-// Whether what it writes is what it reads, as the library lets it be: of a gather the own part of
-// the whole, of a scatter the part of the whole that is the own one.
+// Returns whether the operation is in place, as NCCL defines it: a gather reads the rank's own part
+// of what it writes, and a scatter writes the rank's own part of what it reads.
 bool is_in_place(const Operation& one) {
   const size_t own = static_cast<size_t>(one.comm->rank) * one.bytes();
   return one.kind == Operation::kAllGather       ? one.from == one.to + own

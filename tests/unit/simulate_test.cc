@@ -575,7 +575,7 @@ TEST(Simulate, PoliciesFindOrdersAsGoodAsThePapers) {
       const OrderLength span = length_of(made->dag, deps, policy, *orders);
       EXPECT_GE(static_cast<double>(span.bound) * 1e-6, work - 1e-3);
       EXPECT_GE(span.length, span.bound);
-      // With the memory of p forwards no order is shorter than those that are found.
+      // Orders within the memory of p forwards are as short as the bound: none can be shorter.
       if (times == 1) {
         EXPECT_EQ(span.length, span.bound) << row.model << " m=" << row.m;
       }

@@ -11,7 +11,7 @@ struct PassWork {
   std::vector<OpWork> products;  // and attentions
   double flops = 0;              // of all else
   double bytes = 0;              // read and written
-  // Whether rows of all matrices that it multiplies, or makes so, are multiples of 16 bytes.
+  // Says whether a row of each operand and result of its products is a multiple of 16 bytes.
   bool aligned = true;
   bool operator==(const PassWork&) const = default;
 };

@@ -68,7 +68,7 @@ void set_cuda_environment(std::span<const RoleProgram> roles) {
   setenv("NCCL_COMM_BLOCKING", "0", 1);
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
   // A step that is timed is queued op by op behind the graph of the one before, which still runs.
-  // Without this NCCL allows no call beside a graph that has calls of the same communicator.
+  // NCCL allows a call beside a graph that has calls of the same communicator only with this.
   setenv("NCCL_GRAPH_MIXING_SUPPORT", "1", 1);
   // These would take the place of what blocks_of gives each communicator, so that kernels which
   // wait for each other might not fit on the device together. NCCL ignores what is empty.

@@ -331,8 +331,8 @@ class SiteMaker {
     return found;
   }
 
-  // Of a parameter that is trained in parts, ops in parts read each their own, on its device. What
-  // joins the parts reads them only for other ops, where these are.
+  // Lets each op in parts read its own part of a parameter that is trained in parts, on the device
+  // of that part. The op that joins the parts reads them for all other ops, where these are.
   void read_parts_apart(const std::string& name, const std::vector<bool>& in_parts) {
     const auto all_readers = readers(readers_);
     const int tag = readers_.add_tag(name);

@@ -135,7 +135,7 @@ struct TimedOrder {
   std::vector<ComputeOrder> order;
   int64_t length = 0;
 };
-// Nothing: the limits do not let this order through, or it becomes
+// Returns the order that these rules make. Nothing: the limits do not let it through, or it becomes
 // longer than `longest`.
 std::optional<TimedOrder> order_v(const ListPolicy& policy, const Lines& lines, const VShape& v,
                                   const Sample& sample, const VRules& rules, Used& used,
