@@ -271,19 +271,23 @@ Tensor choices(const Experts& e, DType type, std::mt19937_64& random) {
   return index;
 }
 
-void add_experts(Checks& to, const Experts& e, DType type, DType index_type, bool is_gradient) {
+void add_experts(Checks& to, const Experts& e, DType type, DType index_type, bool is_gradient,
+                 bool is_wide = false) {
   std::mt19937_64 random(kSeed);
   const auto given = [&](const TensorType& of) {
     return to.written.given(of, to_bytes(draw(of, random, -1, 1, 2)));
   };
   const Tensor index = choices(e, index_type, random);
   const Shape matrices = e.trans_b ? Shape{e.here, e.n, e.k} : Shape{e.here, e.k, e.n};
-  const TensorType y{type, {e.rows, e.n}}, w{type, matrices}, made_type = is_gradient ? w : y;
+  const TensorType y{type, {e.rows, e.n}}, w{type, matrices};
+  TensorType made_type = is_gradient ? w : y;
+  if (is_wide) made_type.dtype = DType::kF32;
   std::vector<int32_t> inputs{given({type, {e.rows, e.k}}),
                               to.written.given(index.type, to_bytes(index)),
                               given(is_gradient ? y : w)};
   Attrs attrs{{"trans_b", int64_t{e.trans_b}}};
   if (is_gradient) attrs.set("groups", e.here);
+  if (is_wide) attrs.set("to", "f32");
   if (e.here != e.whole) {
     attrs.set("whole", e.whole);
     inputs.push_back(to.written.given({DType::kI64, {}}, scalar(int64_t{1})));
@@ -300,7 +304,8 @@ void add_experts(Checks& to, const Experts& e, DType type, DType index_type, boo
     for (size_t i = 0; i < made.values.size(); ++i) {
       const double a = made.values[i], b = expected.values[i];
       const double bound =
-          of_sums + (is_half(type) ? std::abs(b) * (type == DType::kBF16 ? 0x1p-7 : 0x1p-10) : 0);
+          of_sums +
+          (is_half(made_type.dtype) ? std::abs(b) * (type == DType::kBF16 ? 0x1p-7 : 0x1p-10) : 0);
       ASSERT_TRUE(std::abs(a - b) <= bound || (std::isnan(a) && std::isnan(b)))
           << "element " << i << ": " << a << " is not " << b;
     }
@@ -317,6 +322,7 @@ TEST(Experts, Of16BitsAgreeWithTheCpuAtTheEdgesOfTiles) {
   Checks all;
   for (const bool is_gradient : {false, true})
     for (const Experts& e : cases) add_experts(all, e, DType::kF16, DType::kI64, is_gradient);
+  for (const Experts& e : cases) add_experts(all, e, DType::kBF16, DType::kI64, true, true);
   add_experts(all, {40, 0, 24, 2, 2, 0}, DType::kBF16, DType::kI64, false);
   add_experts(all, {0, 16, 24, 2, 2, 0}, DType::kBF16, DType::kI64, true);
   all.run();

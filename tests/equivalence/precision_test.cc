@@ -164,6 +164,30 @@ TEST(Classifier, MakesTheGradientWhereItsLogitsLie) {
   EXPECT_GT(gradients, 0);
 }
 
+// Experts' weights have gradients of 16-bit rows, which tensor cores multiply, and sums that are
+// not rounded; on ranks as on one device.
+TEST(Experts, GradientsOfWeightsReadRowsIn16Bits) {
+  const std::string model = "qwen3-moe-hf";
+  NEEDS_MODEL(model);
+  const std::string text = text_with(model, kAdamW, kBf16);
+  const auto compiled = compile_model(model, text, {1, 1, 2});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  int gradients = 0;
+  for (const Program& program : compiled->set.roles[0].programs)
+    for (const ProgramOp& op : program.ops) {
+      if (op.op != "GroupedMatMulGrad") continue;
+      ++gradients;
+      const auto type = [&](int32_t value) {
+        return program.values[static_cast<size_t>(value)].dtype;
+      };
+      EXPECT_EQ(type(op.inputs[0]), DType::kBF16);
+      EXPECT_EQ(type(op.inputs[2]), DType::kBF16);
+      EXPECT_EQ(type(op.outputs[0]), DType::kF32);
+    }
+  EXPECT_GT(gradients, 0);
+  run_of(model, text, {2, 2, 2, "zero1"}, 3, VerifyAgainst::kSingle);
+}
+
 // A power of two scales exactly.
 TEST(LossScale, OfAPowerOfTwoChangesNoBitInF32) {
   const std::string model = "gpt-unoptimized";

@@ -223,7 +223,7 @@ TEST(TwinsRefused, AtTheirPlace) {
          "not supported: parameters in parts on the devices of a stage, which do not need them in "
          "one order"},
         {over("dir", "optimizer") + "weight_versions: 2\n",
-         "not supported: 'weight_versions' beside replicas over 'dir'"}}) {
+         "help: without `replicate: {over: dir}` each place of a stage holds all its states"}}) {
     const auto compiled = compiled_of({"", "dualpipe", 2, 4, entry}, false);
     ASSERT_FALSE(compiled);
     EXPECT_NE(print_error(compiled.error()).find(error), std::string::npos)

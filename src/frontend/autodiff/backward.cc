@@ -110,12 +110,16 @@ class Widening {
       return build_.cast(value, DType::kF32);
     if (!made_.contains(maker)) {
       const auto is_moved_input = [&](ValueId input) { return input.valid() && is_moved(input); };
-      if (node.op != "MatMul" || !std::ranges::all_of(node.inputs, is_moved_input)) return {};
+      if (!gives_sums(node) || !std::ranges::all_of(node.inputs, is_moved_input)) return {};
       Attrs attrs = node.attrs;
       attrs.set("to", std::string(info(DType::kF32).name));
       made_[maker] = build_.op(node.op, node.inputs, std::move(attrs));
     }
     return made_[maker][static_cast<size_t>(graph_.value(value).output_index)];
+  }
+  // Returns whether a product of 16-bit operands can give its sums without rounding them.
+  static bool gives_sums(const Node& node) {
+    return node.op == "MatMul" || node.op == "GroupedMatMulGrad";
   }
   bool is_of_use(NodeId node) const { return node.valid() && node.index() >= first_; }
   // Returns whether the value has elements of one that the use did not make, and no others.

@@ -32,6 +32,16 @@ Status check_float(const OpTypes& use, size_t input) {
   return fail("input {} must be floating point, but is {}", input, to_string(use.inputs[input]));
 }
 
+Result<DType> product_type(const OpTypes& use) {
+  const DType dtype = use.inputs[0].dtype;
+  const AttrValue* to = use.attrs.find("to");
+  if (to == nullptr) return dtype;
+  const auto* text = std::get_if<std::string>(to);
+  if (!text || *text != info(DType::kF32).name || dtype == DType::kF64)
+    return fail("products of {} are not made in {}", operands(use), print_attrs(use.attrs));
+  return DType::kF32;
+}
+
 TypesResult float_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   PIPER_TRY(check_float(use, 0));

@@ -34,6 +34,9 @@ inline bool has_input(const OpTypes& use, size_t i) {
 // "f32[2,3], f32[3]": the operands, for an error sentence.
 std::string operands(const OpTypes& use);
 Status check_float(const OpTypes& use, size_t input);
+// Returns the type of a product: that of its first operand, or f32 where `to` says that sums of
+// 16-bit floats are not rounded.
+Result<DType> product_type(const OpTypes& use);
 // Returns the type of the only input, which has floats, for a result of the same type.
 TypesResult float_types(const OpTypes& use);
 Status check_index(const OpTypes& use, size_t input);

@@ -173,10 +173,13 @@ Status add_twins(Strategy& strategy) {
                     tag);
       PIPER_ASSIGN(const auto axis, axis_of_tag(strategy, tag, one.over_at));
       if (!strategy.weight_versions.empty())
-        return fail(
-            strategy.weight_versions[0].at,
-            "not supported: 'weight_versions' beside replicas over '{}', the places of a stage",
-            tag);
+        return fail(strategy.weight_versions[0].at,
+                    "not supported: 'weight_versions' beside replicas over '{}', the places of a "
+                    "stage",
+                    tag)
+            .with_note(fmt::format("help: without `replicate: {{over: {}}}` each place of a stage "
+                                   "holds all its states, in as many versions",
+                                   tag));
       const std::string of = axis->name;
       strategy.mesh.insert(axis, {tag, 1, axis->at, of});
     }

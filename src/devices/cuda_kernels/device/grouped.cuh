@@ -238,9 +238,9 @@ DEVICE void grouped_product(const T* x, const T* w, const int64_t* begins, const
 
 // A block has a tile of a matrix of kHeight × kWidth: sums over the rows of its group, in order, of
 // what `left` and `right` have in them.
-template <class T, bool kPackLeft, bool kPackRight, int64_t kHeight, int64_t kWidth>
+template <class T, bool kPackLeft, bool kPackRight, int64_t kHeight, int64_t kWidth, class Made>
 DEVICE void grouped_gradient(const T* left, const T* right, const int64_t* begins,
-                             const int64_t* order, T* made) {
+                             const int64_t* order, Made* made) {
   constexpr int64_t kAcross = (kWidth + kSide - 1) / kSide;
   constexpr int64_t kTiles = kAcross * ((kHeight + kSide - 1) / kSide);
   const int64_t group = blockIdx.x / kTiles, tile = blockIdx.x % kTiles;

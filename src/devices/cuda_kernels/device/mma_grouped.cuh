@@ -108,13 +108,51 @@ struct Sums {
   }
 };
 
-// The sums over the depth go to `rows` lines, of which `width` elements are in the tile and which
-// begin at to(row).
+// Gives the sums to `rows` lines, of which `width` elements are in the tile and which begin at
+// to(row). A line of 16-bit floats is put together in shared memory.
+template <int kVector, class T, class To>
+DEVICE void give_sums(const Sums& sums, Eight* shared, int rows, int width, To to, T*) {
+  typedef Tile<kSide, kSide> Made;
+  const Made made{shared};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      made.write(T{}, sums.row() + 16 * i, sums.column() + 8 * j, sums.x[i][j]);
+  __syncthreads();
+  for (int i = 0; i < Share<Made>::kEights; ++i) {
+    const int row = Share<Made>::row(i), column = Share<Made>::column(i);
+    if (row < rows) give<kVector>(Share<Made>::in(made, i), to(row) + column, width - column);
+  }
+}
+// One of f32 gets them as fragments have them: four neighbours of a warp write 32 bytes.
+template <int kVector, class To>
+DEVICE void give_sums(const Sums& sums, Eight*, int rows, int width, To to, float*) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+#pragma unroll
+      for (int low = 0; low < 2; ++low) {
+        const int row = sums.row() + 16 * i + 8 * low + lane() / 4;
+        const int column = sums.column() + 8 * j + lane() % 4 * 2;
+        if (row >= rows) continue;
+        const Pack<float, 2> pair{{sums.x[i][j][2 * low], sums.x[i][j][2 * low + 1]}};
+        if constexpr (kVector == 2) {
+          if (column < width) *reinterpret_cast<Pack<float, 2>*>(to(row) + column) = pair;
+        } else {
+          for (int e = 0; e < 2; ++e)
+            if (column + e < width) to(row)[column + e] = pair.x[e];
+        }
+      }
+}
+
+// The sums over the depth go to lines, as give_sums says.
 template <class T, int kVector, class Left, class Right, class To>
 DEVICE void product(Left left, Right right, int depth, int rows, int width, To to) {
-  typedef Tile<kSide, kSide> Made;
   constexpr int kStage = Left::Shared::kEights + Right::Shared::kEights;
-  SHARED(Eight, shared, 2 * kStage > Made::kEights ? 2 * kStage : Made::kEights);
+  constexpr int kMade = Tile<kSide, kSide>::kEights;
+  SHARED(Eight, shared, 2 * kStage > kMade ? 2 * kStage : kMade);
   Sums sums;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
@@ -139,17 +177,7 @@ DEVICE void product(Left left, Right right, int depth, int rows, int width, To t
     here = other, other = last;
     __syncthreads();
   }
-  const Made made{shared};
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-      made.write(T{}, sums.row() + 16 * i, sums.column() + 8 * j, sums.x[i][j]);
-  __syncthreads();
-  for (int i = 0; i < Share<Made>::kEights; ++i) {
-    const int row = Share<Made>::row(i), column = Share<Made>::column(i);
-    if (row < rows) give<kVector>(Share<Made>::in(made, i), to(row) + column, width - column);
-  }
+  give_sums<kVector>(sums, shared, rows, width, to, to(0));
 }
 
 // Tiles of rows next to each other have the same columns: eight of them read a stretch of a matrix
@@ -186,16 +214,17 @@ DEVICE void grouped_product(const T* x, const T* w, const int64_t* begins, const
 }
 
 // A block has a tile of a matrix of kHeight × kWidth, as grouped_gradient has.
-template <class T, int kVectorLeft, int kVectorRight, int kVectorMade, int kHeight, int kWidth>
+template <class T, int kVectorLeft, int kVectorRight, int kVectorMade, int kHeight, int kWidth,
+          class Made>
 DEVICE void grouped_gradient(const T* left, const T* right, const int64_t* begins,
-                             const int64_t* order, T* made) {
+                             const int64_t* order, Made* made) {
   constexpr int kAcross = (kWidth + kSide - 1) / kSide;
   constexpr int kTiles = kAcross * ((kHeight + kSide - 1) / kSide);
   const int group = blockIdx.x / kTiles, tile = blockIdx.x % kTiles;
   const int top = tile / kAcross * kSide, column = tile % kAcross * kSide;
   const int depth = static_cast<int>(begins[group + 1] - begins[group]);
   const int64_t* rows = order + begins[group];
-  T* to = made + (int64_t{group} * kHeight + top) * kWidth + column;
+  Made* to = made + (int64_t{group} * kHeight + top) * kWidth + column;
   product<T, kVectorMade>(
       columns<T, kVectorLeft>(depth, kHeight - top,
                               [=](int d) { return left + rows[d] * kHeight + top; }),

@@ -128,25 +128,31 @@ Status make_grouped_matmul_grad(const Use& use, Emitter& emit) {
   const size_t left = g.trans_b ? kLast : kRows, right = g.trans_b ? kRows : kLast;
   const int64_t height = g.trans_b ? g.n : g.k, width = g.trans_b ? g.k : g.n;
   const size_t out = use.inputs.size();
+  const DType made = use.outputs[0].dtype;
   const bool is_mma = by_mma(use, g);
-  const auto many = [&](std::initializer_list<size_t> operands, int64_t extent) {
-    return at_once(emit, operands, extent, use.type(), 8);
+  const auto many = [&](size_t operand, int64_t extent) {
+    return at_once(emit, {operand}, extent, use.type(), 8);
   };
-  const std::string ways = is_mma
-                               ? fmt::format("{}, {}, {}", many({left}, height),
-                                             many({right}, width), many({out}, width))
-                               : fmt::format("{}, {}", can_pack(emit, {left}, height, use.type()),
-                                             can_pack(emit, {right, out}, width, use.type()));
+  const auto packs = [&](size_t operand, int64_t extent, DType type) {
+    return can_pack(emit, {operand}, extent, type);
+  };
+  // Sums that are not rounded are stored as fragments have them, two at a time.
+  const std::string ways =
+      is_mma ? fmt::format("{}, {}, {}", many(left, height), many(right, width),
+                           at_once(emit, {out}, width, made, is_half(made) ? 8 : 2))
+             : fmt::format("{}, {}", packs(left, height, use.type()),
+                           packs(right, width, use.type()) && packs(out, width, made));
   const int64_t side = is_mma ? kMmaSide : kSide;
-  emit.kernel({.family = is_mma ? kMmaFamily : "grouped",
-               .body = fmt::format("  {0}grouped_gradient<{1}, {2}, {3}, {4}>(p.at<const "
-                                   "{1}>({5}), p.at<const {1}>({6}), p.at<const int64_t>({7}), "
-                                   "p.at<const int64_t>({8}), p.at<{1}>({9}));",
-                                   is_mma ? "mma::" : "", type_name(use.type()), ways, height,
-                                   width, left, right, g.operands, g.operands + 1, out),
-               .blocks = g.here * ceil_div(height, side) * ceil_div(width, side),
-               .threads = is_mma ? kMmaThreads : kTileThreads,
-               .extra = g.sorted});
+  emit.kernel(
+      {.family = is_mma ? kMmaFamily : "grouped",
+       .body = fmt::format("  {0}grouped_gradient<{1}, {2}, {3}, {4}>(p.at<const "
+                           "{1}>({5}), p.at<const {1}>({6}), p.at<const int64_t>({7}), "
+                           "p.at<const int64_t>({8}), p.at<{10}>({9}));",
+                           is_mma ? "mma::" : "", type_name(use.type()), ways, height, width, left,
+                           right, g.operands, g.operands + 1, out, type_name(made)),
+       .blocks = g.here * ceil_div(height, side) * ceil_div(width, side),
+       .threads = is_mma ? kMmaThreads : kTileThreads,
+       .extra = g.sorted});
   return ok_status();
 }
 

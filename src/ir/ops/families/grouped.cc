@@ -1,6 +1,7 @@
 // GroupedMatMul{trans_b}(x, index, w, first?): each row of x[…, k] times the matrix w[index] of
 // w[groups, k, n], or [groups, n, k] with trans_b, as the experts of a mixture work on their
-// tokens. GroupedMatMulGrad{trans_b, groups}(x, index, dy, first?) is the gradient of w.
+// tokens. GroupedMatMulGrad{trans_b, groups, to}(x, index, dy, first?) is the gradient of w; `to`
+// is that of MatMul.
 // With `first`, the matrices are those from that number on of `whole`: rows of others are zero, or
 // left out of the sum. With `rows`, an even load is so many rows of these matrices: the cost counts
 // them, and not all that x has room for.
@@ -53,7 +54,8 @@ TypesResult grouped_grad_types(const OpTypes& use) {
   PIPER_TRY(check_part(use, kFirst));
   Shape made{groups, x.back(), dy.back()};
   if (use.attrs.integer("trans_b")) std::swap(made[1], made[2]);
-  return std::vector<TensorType>{{use.inputs[kX].dtype, std::move(made)}};
+  PIPER_ASSIGN(const DType dtype, product_type(use));
+  return std::vector<TensorType>{{dtype, std::move(made)}};
 }
 
 Grads grouped_gradient(Builder& build, const GradientArgs& args) {
@@ -168,7 +170,7 @@ std::vector<OpDef> grouped_ops() {
   grad.samples = {{.inputs = {f64({6, 4}), i64({6}), f64({6, 2})}, .attrs = of(plain, 3)},
                   {.inputs = {f64({2, 3, 4}), i64({2, 3}), f64({2, 3, 2})}, .attrs = of(trans, 6)}};
   def.attributes = {{"trans_b"}, whole_of_parts(), {"rows"}};
-  grad.attributes = {{"trans_b"}, whole_of_parts(), {"groups"}, {"rows"}};
+  grad.attributes = {{"trans_b"}, whole_of_parts(), {"groups"}, {"rows"}, {"to", kText}};
   OpDef places{.name = "RowPlaces", .types = row_places_types, .loops = row_places_rule};
   places.cost = moves;
   places.attributes = {{"over"}, {"ranks"}, {"owned"}, {"rows"}};

@@ -37,13 +37,7 @@ TypesResult matmul_types(const OpTypes& use) {
   Shape shape = sizes.batch;
   shape.push_back(sizes.m);
   shape.push_back(sizes.n);
-  DType dtype = use.inputs[0].dtype;
-  if (const AttrValue* to = use.attrs.find("to")) {
-    const auto* text = std::get_if<std::string>(to);
-    if (!text || *text != info(DType::kF32).name || dtype == DType::kF64)
-      return fail("products of {} are not made in {}", operands(use), print_attrs(use.attrs));
-    dtype = DType::kF32;
-  }
+  PIPER_ASSIGN(const DType dtype, product_type(use));
   return std::vector<TensorType>{{dtype, std::move(shape)}};
 }
 
