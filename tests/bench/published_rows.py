@@ -73,7 +73,7 @@ def mpt():
                               ["gpt2", "--layers", layers, "--hidden", width, "--heads", heads, "--tokens", tokens, "--vocab", 50368],
                               ["memory/zero3"], {"dp": gpus},
                               {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": micro, "global_batch": micro * rounds * gpus},
-                              gpus, tokens, measured, FSDP + BF16_SUMS + again("transformer/h/{layer}/**") * recompute, size == "1b" and gpus == 8))
+                              gpus, tokens, measured, FSDP + BF16_SUMS + again("transformer/h/{layer}/**") * recompute, quick=size == "1b" and gpus == 8))
     return table
 
 
@@ -154,7 +154,7 @@ def large():
                           {"stages": 12, "chunks": 8, "tp": 8, "dp": 48, "microbatches": 24, "out": -1, "in": 0},
                           {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": 1}, 4608, 4096, 0.42 * 989e12 / gpt, ZERO1))
     table.rows.append(Row("GPT-2 1558M, 8 GPUs", ["gpt2-xl"], ["memory/zero1", "numerics/bf16"], {"dp": 8},
-                          {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": 16, "global_batch": 1024}, 8, 1024, 46800, ZERO1, True))
+                          {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": 16, "global_batch": 1024}, 8, 1024, 46800, ZERO1, quick=True))
     return table
 
 
