@@ -335,6 +335,11 @@ TEST(Programs, OpsMayBePassesOfTheirOwn) {
   EXPECT_NEAR(costs_of(cluster, set).at(0).device, 2 * (2 * bytes / 100e9 + 1e-6), 1e-12);
   cluster.devices[0].per_op = 1e-3;
   EXPECT_NEAR(costs_of(cluster, set).at(0).device, 2e-3, 1e-12);
+  // An op that a framework composes of three takes three passes and launches.
+  cluster.devices[0].composed["Tanh"] = 3;
+  EXPECT_NEAR(costs_of(cluster, set).at(0).device, 4e-3, 1e-12);
+  cluster.devices[0].per_op = 1e-9;
+  EXPECT_NEAR(costs_of(cluster, set).at(0).device, 4 * (2 * bytes / 100e9 + 1e-6), 1e-12);
   MeasuredTimes profile;
   profile.target = "cuda";
   const auto machine = cluster_machine(cluster, set, &profile);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <memory>
 
 #include "piper/devices/device_costs.h"
@@ -27,6 +28,7 @@ struct ClusterDevice {
   double issue = 0;                           // of the host, for each instruction
   double between_steps = 0;
   double per_op = 0;  // of the host, where each op is a pass of its own; 0: ops share passes
+  std::map<std::string, int64_t, std::less<>> composed;  // passes of ops that take several then
   // Products are cut into tiles of rows x columns, which so many processors work through in waves.
   // A tile has a share of a processor's rate, and begins and ends in the time of `ramp` terms.
   struct Tile {

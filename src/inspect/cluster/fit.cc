@@ -107,8 +107,11 @@ double ProgramTimes::correction(const Parts& parts, double total) const {
 // Returns the longer of two times: the host launches ops while the device runs those before them.
 Result<KnownTime> ProgramTimes::op_by_op(const Program& plan) const {
   FuseCounts counts;
-  PIPER_ASSIGN(const std::vector<PassWork> passes,
-               passes_of(fuse(plan, counts, {.shares_passes = false})));
+  const FusedProgram ops = fuse(plan, counts, {.shares_passes = false});
+  PIPER_ASSIGN(std::vector<PassWork> passes, passes_of(ops));
+  for (size_t o = 0; o < ops.ops.size(); ++o)
+    if (const auto found = device_.composed.find(ops.ops[o].op); found != device_.composed.end())
+      passes.insert(passes.end(), at(found->second - 1), PassWork(passes[ops.pass_of(o)]));
   PIPER_ASSIGN(const ProgramTime time, time_on(device_, passes, plan.label));
   const double host = device_.per_op * static_cast<double>(passes.size());
   return KnownTime{std::max(time.total(), host), CostOrigin::kGuessed};

@@ -9,11 +9,11 @@
 namespace piper {
 namespace {
 
-using yaml::Node;
-
 constexpr double kMicro = 1e-6;
 
 class ProfileReader {
+  using Node = yaml::Node;
+
  public:
   Result<MeasuredTimes> read(const std::string& path, const Node& root) {
     out_.path = path;
@@ -169,7 +169,7 @@ class ProfileReader {
 
 Result<MeasuredTimes> read_profile(const std::string& path) {
   PIPER_ASSIGN(const std::string text, read_text_file(path, yaml::kMaxBytes));
-  PIPER_ASSIGN(const Node root, yaml::parse_yaml(path, text));
+  PIPER_ASSIGN(const yaml::Node root, yaml::parse_yaml(path, text));
   return ProfileReader().read(path, root);
 }
 

@@ -5,6 +5,7 @@
 #include "piper/base/maps.h"
 #include "piper/devices/registry.h"
 #include "piper/inspect/cluster.h"
+#include "piper/ir/ops.h"
 #include "quantity.h"
 
 namespace piper {
@@ -13,7 +14,6 @@ namespace {
 using cluster::Quantity;
 using cluster::read_quantity;
 using yaml::check_keys;
-using yaml::Node;
 using yaml::read_count;
 
 // Says what a key of a device or link holds.
@@ -60,7 +60,8 @@ constexpr LinkKey kLinkKeys[] = {
     {"bandwidth", &ClusterLink::bandwidth, Quantity::kRate, LinkKey::kNeeded, true},
 };
 
-Status expect(const Node& node, Node::Kind kind, std::string_view what, std::string_view is) {
+Status expect(const yaml::Node& node, yaml::Node::Kind kind, std::string_view what,
+              std::string_view is) {
   if (node.is(kind)) return ok_status();
   return fail(node.at, "{} must be {}, not {}", what, is, yaml::found(node));
 }
@@ -72,7 +73,7 @@ std::vector<std::string> keys_of(const QuantityKey<T> (&keys)[n],
   return more;
 }
 template <class T, size_t n>
-Status read_quantities(const Node& map, const QuantityKey<T> (&keys)[n], T& to) {
+Status read_quantities(const yaml::Node& map, const QuantityKey<T> (&keys)[n], T& to) {
   for (const QuantityKey<T>& one : keys) {
     const yaml::Entry* const entry = map.find(one.key);
     if (!entry) continue;
@@ -83,11 +84,13 @@ Status read_quantities(const Node& map, const QuantityKey<T> (&keys)[n], T& to) 
   return ok_status();
 }
 
-Result<std::string> read_text(const Node& node, std::string_view key) {
-  PIPER_TRY(expect(node, Node::Kind::kScalar, fmt::format("'{}'", key), "a name"));
+Result<std::string> read_text(const yaml::Node& node, std::string_view key) {
+  PIPER_TRY(expect(node, yaml::Node::Kind::kScalar, fmt::format("'{}'", key), "a name"));
   return node.text;
 }
 class ClusterReader {
+  using Node = yaml::Node;
+
  public:
   Result<Cluster> read(const std::string& path, const Node& root) {
     out_.path = path;
@@ -122,7 +125,8 @@ class ClusterReader {
     return ok_status();
   }
   static Result<ClusterDevice> read_device(const Node& map, const std::string& name) {
-    const std::vector<std::string> more = {"target", "flops", "tiles", "efficiency", "helper"};
+    const std::vector<std::string> more = {"target",     "flops",  "tiles",
+                                           "efficiency", "helper", "composed"};
     PIPER_TRY(check_keys(map, fmt::format("the device '{}'", name), keys_of(kDeviceKeys, more),
                          keys_of(kDeviceKeys, {"target", "flops"}, true)));
     ClusterDevice device;
@@ -143,6 +147,8 @@ class ClusterReader {
     }
     if (const yaml::Entry* const tiles = map.find("tiles"))
       PIPER_TRY(read_tiles(tiles->value, device));
+    if (const yaml::Entry* const composed = map.find("composed"))
+      PIPER_TRY(read_composed(*composed, device));
     if (const yaml::Entry* const helper = map.find("helper")) {
       if (helper->value.text != "true" && helper->value.text != "false")
         return fail(helper->value.at, "'helper' must be true or false, not {}",
@@ -174,6 +180,20 @@ class ClusterReader {
       double& rate = device.flops[static_cast<size_t>(*parse_dtype(entry.key.text))];
       PIPER_ASSIGN(rate, read_quantity(entry.value, entry.key.text, Quantity::kFlops));
       if (rate <= 0) return fail(entry.value.at, "'{}' must be more than 0", entry.key.text);
+    }
+    return ok_status();
+  }
+  static Status read_composed(const yaml::Entry& given, ClusterDevice& device) {
+    PIPER_TRY(expect(given.value, Node::Kind::kMap, "'composed'", "a map such as {RmsNorm: 4}"));
+    if (device.per_op == 0)
+      return fail(given.key.at, "'composed' needs 'per_op': without it ops share passes");
+    std::vector<std::string> names;
+    for (const OpDef* op : all_ops()) names.emplace_back(op->name);
+    for (const yaml::Entry& entry : given.value.entries) {
+      if (!find_op(entry.key.text))
+        return fail(entry.key.at, "there is no op {}{}", yaml::shown(entry.key.text),
+                    did_you_mean(entry.key.text, names));
+      PIPER_ASSIGN(device.composed[entry.key.text], read_count(entry.value, entry.key.text));
     }
     return ok_status();
   }
@@ -307,7 +327,7 @@ Result<Cluster> read_cluster(const std::string& name, const std::vector<std::str
   PIPER_ASSIGN(const std::string path,
                is_name ? find_in_library(name, folders, {}, LibraryPart::kClusters) : name);
   PIPER_ASSIGN(const std::string text, read_text_file(path, kMostBytes));
-  PIPER_ASSIGN(const Node root, yaml::parse_yaml(path, text));
+  PIPER_ASSIGN(const yaml::Node root, yaml::parse_yaml(path, text));
   return ClusterReader().read(path, root);
 }
 
