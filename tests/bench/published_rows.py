@@ -166,6 +166,34 @@ def large():
     return table
 
 
+def nemo():
+    """Megatron-Core by NeMo: keys and values go in a ring (context_parallel_size), and the distributed optimizer sends sums in bf16
+    (grad_sync_dtype). Columns: name, model, tokens, then tp, cp, pp, chunks, sequences at once, how often, and of each row GPUs and seconds a
+    step. Nemotron's layers square ReLUs; gated ones of two thirds of the width have as many products and elements. NeMo hides messages of tensor
+    parallelism (ub_tp_comm_overlap) and between stages (overlap_p2p_comm), these plans do not: parts/async-tp has its parts one after the other,
+    which leaves processors idle where Transformer Engine's run side by side, and a ring in zigzag order makes its sums whole."""
+    nemotron = ["llama3-8b", "--kv-heads", 8, "--tokens", 4096, "--vocab", 256000]
+    table = Table("NeMo", "NVIDIA/dgxc-benchmarking, READMEs of llama3.1, nemotron and nemo_megatron, 24.09 to 24.12, H100 BF16", "<h100x2048>")
+    models = [("Llama 8B", ["llama3-8b"], 8192, 1, 2, 1, 1, 1, 32, [(8, 12.91), (32, 13.05), (128, 13.10)]),
+              ("Llama 70B", ["llama3-70b"], 8192, 4, 2, 4, 5, 1, 64, [(64, 14.72), (2048, 14.98)]),
+              ("Llama 405B", ["llama3-405b"], 8192, 8, 2, 9, 7, 1, 63, [(576, 17.20)]),
+              ("Nemotron 15B", [*nemotron, "--layers", 32, "--hidden", 6144, "--heads", 48, "--inner", 16384], 4096, 4, 1, 1, 1, 4, 4,
+               [(16, 2.812), (1024, 2.895)]),
+              ("Nemotron 340B", [*nemotron, "--layers", 96, "--hidden", 18432, "--heads", 96, "--inner", 49152], 4096, 8, 1, 8, 12, 1, 16,
+               [(128, 4.61), (2048, 4.84)]),
+              ("GPT-3 175B", ["gpt3-175b", "--vocab", 51200], 2048, 4, 1, 8, 12, 1, 64, [(128, 8.309), (2048, 8.49)])]
+    for name, model, tokens, tp, cp, pp, chunks, micro, rounds, steps in models:
+        include = ["schedules/interleaved-1f1b", "memory/zero1"] + ["context/ring"] * (cp > 1) + ["tensor/sequence", "tensor/vocabulary"] * (tp > 1)
+        params = {"stages": pp, "chunks": chunks, "microbatches": rounds} | ({"out": -1, "in": 0} if name.startswith("GPT") else {})
+        params |= {axis: ranks for axis, ranks in [("tp", tp), ("cp", cp)] if ranks > 1}
+        for gpus, seconds in steps:
+            dp = gpus // (tp * cp * pp)
+            table.rows.append(Row(f"{name}, {gpus} GPUs", model, include, params | {"dp": dp},
+                                  {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": micro}, gpus, tokens,
+                                  dp * micro * rounds * tokens / gpus / seconds, ZERO1 + BF16_SUMS))
+    return table
+
+
 def titan_eager():
     """The same without compiled programs."""
     table = Table("TorchTitan eager", "pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, bf16, tables 1 and 3", "<h100x2048-eager>", TITANS_H100)
@@ -174,4 +202,4 @@ def titan_eager():
     return table
 
 
-TABLES = [mpt(), nanotron(), titan(), titan_eager(), large()]
+TABLES = [mpt(), nanotron(), titan(), titan_eager(), large(), nemo()]
