@@ -40,6 +40,38 @@ def view_by_copies(program):
     program.graph_module.recompile()
 
 
+def change_copies(program):
+    """A view that is changed in place and through which alone anything is read is a copy: of what lies otherwise, torch.export does not make the tensor anew
+    of which it is a view."""
+    for node in [node for node in program.graph.nodes if is_in_place(node)]:
+        view = node.args[0]
+        while views(node.args[0]) and views(view) and len(view.args[0].users) == 1:
+            view = view.args[0]
+        if view is node.args[0] or views(view) or view.op != "call_function":
+            continue
+        view = node.args[0]
+        with program.graph.inserting_after(view):
+            copied = program.graph.call_function(torch.ops.aten.clone.default, (view,), {"memory_format": torch.contiguous_format})
+        copied.meta = dict(view.meta)
+        view.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
+    program.graph_module.recompile()
+
+
+def is_in_place(node):
+    return writes_first(node) is True and isinstance(node.args[0], torch.fx.Node)
+
+
+def views(node):
+    return isinstance(node, torch.fx.Node) and writes_first(node) is False
+
+
+def writes_first(node):
+    """Whether a call changes its first argument; None where its result is no part of that."""
+    schema = getattr(node.target, "_schema", None)
+    alias = schema.arguments[0].alias_info if schema and schema.arguments and node.args else None
+    return None if alias is None else alias.is_write
+
+
 def take_losses_apart(program):
     """Decompositions take a cross-entropy of each sample for a scalar, and leave out a sum of it: it is written as what it picks."""
     aten, graph = torch.ops.aten, program.graph

@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from .errors import NotExported, place_of_call
 from .linear_algebra import BY_ELIMINATION
-from .selection import harmless, is_mask_of, is_plain, noted
+from .selection import as_it_is_now, harmless, is_mask_of, is_plain, noted
 
 
 def attention_of_four_dims(attention, bound):
@@ -59,8 +59,9 @@ def kth_value(input, k, dim=-1, keepdim=False, result=torch.return_types.kthvalu
 
 
 def median(input, dim=None, keepdim=False):
-    if dim is None:
-        return median(input.flatten(), 0)[0]
+    if dim is None:  # all that are equal to it share the gradient
+        equal = input == median(input.detach().flatten(), 0)[0]
+        return torch.where(equal, input, 0.0).sum() / equal.sum() if input.is_floating_point() else median(input.flatten(), 0)[0]
     return kth_value(input, (input.shape[dim] + 1) // 2, dim, keepdim, torch.return_types.median)
 
 
@@ -578,8 +579,9 @@ def index_put(input, indices, values, accumulate=False):
 def masked_select(input, mask):
     """The elements, as those of input[mask] are had."""
     values, wide = torch.broadcast_tensors(input, mask)
-    rows = wide.flatten()
-    return noted(harmless(values.flatten(), rows), mask if mask.shape == wide.shape else wide, rows)
+    mask = as_it_is_now(mask if mask.shape == wide.shape else wide)
+    rows = mask.flatten()
+    return noted(harmless(values.flatten(), rows), mask, rows)
 
 
 def extreme(name):

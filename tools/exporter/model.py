@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_of_batch
-from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies, write_diagonals, write_statistics
+from .decompositions import change_copies, complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies, write_diagonals, write_statistics
 from .equivalents import adaptive_softmax_whole, averages_of_all_steps
 from .errors import NotExported, depends_on_values, first_line, is_transformed, makes_a_constant, place_of_error, place_of_node
 from .functions import CURVED, OTHER, SCALES, SUMS, Functions
@@ -20,6 +20,7 @@ from .gradients import transforms_in_graph, write_gradients
 from .kept import Kept
 from .packed import packed_whole
 from .selection import choosing_some, lengths_of_chosen
+from .ties import Ties, depends_on_ties
 from .unsupported import refuse_parts
 from .watching import Asked, Expected, HostDraws, Watch, experts_in_batches, hooks_of, inference_is_no_grad, lengths_are_sizes, parameters_stay, quietly, untold, unvalidated
 from .weightless import leave_out
@@ -57,7 +58,7 @@ class Export:
         """The exported program, with everything that forward returns and changes."""
         self.watch, self.functions, kept = Watch(self.quiet), Functions(), Kept(self.module)
         try:
-            with self.watch, self.functions, HostDraws() as self.host:
+            with Ties() as self.ties, self.watch, self.functions, HostDraws() as self.host:
                 out, self.answers = self.ask(self.args, self.kwargs)
             if not self.reads_uniform:
                 self.watch.draws -= {"rand", "rand_like"}
@@ -74,6 +75,8 @@ class Export:
             self.refuse_hooks(sorted(self.watch.hooks))
             self.refuse_what_it_holds(kept)
             self.refuse_draws_of_host(kept)
+            kept.put_back()
+            self.refuse_open_orders()
             kept.put_back()
             if self.answers and self.size and not self.fixed:
                 self.fixed = self.reason_for_this_size()
@@ -111,6 +114,12 @@ class Export:
             if not are_close(first, result):
                 raise NotExported(f"what forward returns depends on random numbers of {self.host.drawn or 'a generator of its own'}, which would be constants in the file: "
                                   "draw them by torch.rand, or export it with training=False if it draws only in training")
+
+    def refuse_open_orders(self):
+        """A step that the order of equal numbers decides may be another one in the file."""
+        if self.ties.places and self.weights and not self.quiet and depends_on_ties(self):
+            raise NotExported(f"what forward returns depends on the order of equal numbers, which PyTorch leaves open{', '.join(sorted(self.ties.places)[:4])}: in a file, the "
+                              "first of them comes first. Sort with stable=True, or numbers of which no two are equal")
 
     def ask(self, args, kwargs):
         """What forward returns, and the answers to what it asks of constants."""
@@ -301,6 +310,8 @@ class Export:
         """What torch.onnx makes of it, and the signature before forward's changes were returned."""
         with quietly():
             take_losses_apart(program)
+            if copies:
+                change_copies(program)
             program = program.run_decompositions({})
             drop_assertions(program)
             write_gradients(program)

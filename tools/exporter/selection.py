@@ -52,7 +52,22 @@ def version_of(value):
     return object() if value.is_inference() else value._version
 
 
+def as_it_is_now(mask):
+    """A copy of a mask, which forward may change in place after it has chosen by it: the same copy until then."""
+    version = version_of(mask)
+    if mask.is_inference() or hasattr(mask, "copied") and mask.copied is None:
+        return mask
+    if not hasattr(mask, "copied") or mask.copied[0] != version:
+        copied = mask.clone()
+        copied.copied = None
+        if hasattr(mask, "recipe") and mask.recipe[2] == version:
+            copied.recipe = *mask.recipe[:2], version_of(copied)
+        mask.copied = version, copied
+    return mask.copied[1]
+
+
 def same(one, other):
+    one, other = (as_it_is_now(mask) if isinstance(mask, torch.Tensor) and mask.dtype is torch.bool else mask for mask in (one, other))
     if one is other or not isinstance(one, torch.Tensor):
         return one is other or type(one) is type(other) and one == other
     if not (hasattr(one, "recipe") and hasattr(other, "recipe")) or any(mask.recipe[2] != version_of(mask) for mask in (one, other)):
@@ -67,15 +82,17 @@ def choose(input, places):
     if isinstance(places, tuple) and places and is_mask_of(places[0], input) and all(is_plain(place) for place in places[1:]):
         places, input = places[0], input[(*[slice(None)] * places[0].dim(), *places[1:])]
     if isinstance(places, tuple) and len(places) == 2 and input.dim() == 2 and is_all(places[0]) and is_mask_of(places[1], input[0]):  # edges of a graph
-        return noted(input.clone(), places[1], places[1], along=1)
+        mask = as_it_is_now(places[1])
+        return noted(input.clone(), mask, mask, along=1)
     if not is_mask_of(places, input):
         return input[places]
-    return noted(harmless(input.flatten(0, places.dim() - 1), places.flatten()), places, places.flatten())
+    mask = as_it_is_now(places)
+    return noted(harmless(input.flatten(0, mask.dim() - 1), mask.flatten()), mask, mask.flatten())
 
 
 def places_of(mask):
     """Where it is true, by dim: of all elements, with the mask."""
-    mask = mask if mask.dtype is torch.bool else mask != 0
+    mask = as_it_is_now(mask) if mask.dtype is torch.bool else mask != 0
     each = torch.meshgrid(*(torch.arange(size, device=mask.device) for size in mask.shape), indexing="ij")
     return tuple(noted(one.flatten(), mask, mask.flatten()) for one in each)
 
@@ -368,8 +385,14 @@ def joined(parts, dim):
 
 def of_columns(func, name, args, kwargs):
     """What is made of a matrix of which columns are chosen: its rows, and matrices of the same columns."""
-    first = args[0]
+    first = args[0] if args else None
     alone = is_chosen(first) and not any(is_chosen(value) for value in args[1:])
+    if name == "sparse_coo_tensor":
+        bound = dict(zip(("indices", "values", "size"), args)) | kwargs
+        places, values = bound["indices"], torch.as_tensor(bound["values"])
+        if is_chosen(places) and is_chosen(values) and same(values.chosen[0], places.chosen[0]):
+            rows, zeros = places.chosen[1], torch.zeros_like(values)
+            return func(**bound | {"indices": torch.where(rows, places, 0), "values": torch.where(widened(rows, values), values, zeros)})
     if not alone:
         return func(*map(really, args), **{key: really(value) for key, value in kwargs.items()})
     if name == "__getitem__" and isinstance(args[1], int) or name == "select" and args[1] == 0 and not kwargs:
