@@ -948,6 +948,20 @@ class Odd(nn.Module):
         rows[x[:, :2] > 0] = 0
         return rows.cos().mean()
 
+    def fails(self, h, x):
+        """Steps that lead to an error alone, and a choice of one, as torchvision's detectors take."""
+        large = (x > 100).any(dim=1)
+        if large.any():
+            at = torch.where(large)[0][0]
+            torch._assert(False, f"row {at} is large")
+        return h[:, int(torch.empty(1).uniform_(0.0, 1.0).item()):].square().mean()
+
+    def dice(self, h, x):
+        return h[:, int(torch.empty(1).uniform_(0.0, 3.0).item()):].square().mean()
+
+    def loaded(self, h, x):
+        return h[:, int(torch.empty(1).uniform_(0.0, 1.0).mul_(3).item()):].square().mean()
+
     def raises(self, h, x):
         return h.view(3, 9).mean()
 
@@ -1237,6 +1251,8 @@ def main():
                    keyed=["refused: torch.export does not trace Odd: it compares sizes or numbers that values or the batch decide", "export_test.py:", "by a mask"],
                    negated=["is one of PyTorch: loss"], untied=["is one of PyTorch: loss"], hides=["is one of PyTorch: loss"],
                    tied=["refused: what forward returns depends on the order of equal numbers, which PyTorch leaves open (", "export_test.py:", "stable=True"],
+                   fails=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], dice=["depends on values that inputs or parameters decide"],
+                   loaded=["depends on values that inputs or parameters decide"],
                    raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])
         for kind, words in few.items():
             parts = dict(clusters=nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2, 5], div_value=1.0), unread=nn.BatchNorm1d(4))

@@ -61,7 +61,7 @@ class Export:
             with Ties() as self.ties, self.watch, self.functions, HostDraws() as self.host:
                 out, self.answers = self.ask(self.args, self.kwargs)
             if not self.reads_uniform:
-                self.watch.draws -= {"rand", "rand_like"}
+                self.watch.draws -= {"rand", "rand_like", "uniform_"}
             self.leaves, self.names = pytree.tree_leaves(out), output_names(out)
             self.loss = find_loss(self.leaves, self.names)
             if self.loss is None:  # which would say that a batch has other numbers

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import os
 import pathlib
 import random
@@ -190,7 +191,7 @@ class Asked(TorchFunctionMode):
         for k, value in [*((None, value) for value in open), *((GIVEN, value) for value in given), *((k, value) for k, (value, *_) in enumerate(self.buffers))]:
             self.depends(value, {k})
         self.finite, self.asks_finite, self.checks = {}, False, set()
-        self.uniform, self.reads_uniform = {}, False  # what is drawn from [0, 1), and whether anything depends on it
+        self.uniform, self.reads_uniform = {}, False  # what is drawn from between two numbers, with these, and whether anything depends on it
         self.found, self.asks_found = {}, set()  # what any() and all() have returned, and where they are asked
         self.expected, self.asks_inputs = [], set()  # while it is traced, numbers of inputs with what they were; and where they are asked
         self.tracing, self.answers = answers is not None, {place: list(each) for place, each in (answers or {}).items()}
@@ -219,12 +220,20 @@ class Asked(TorchFunctionMode):
         depends = depends.union(*(self.open[memory][1] for memory in memories if memory in self.open))
         if name in self.FINITE or name in self.OF_FINITE and memories and all(memory in self.finite for memory in memories):
             self.finite[memory_of(out)] = out
+        drawn_from = self.uniform.get(memories[0], (None, None))[1] if memories else None
         if name in ("rand", "rand_like") and isinstance(out, torch.Tensor):
-            self.uniform[memory_of(out)] = out
-        if memories and memories[0] in self.uniform and is_certain(name, args[1:]):  # of a layer that is left out with a probability of 0
+            self.uniform[memory_of(out)] = out, (0, 1)
+        elif name == "uniform_":
+            self.uniform[memory_of(out)] = out, ends_of(args, kwargs)
+        elif drawn_from and is_certain(name, args[1:], *drawn_from):  # of a layer that is left out with a probability of 0
+            depends = set()
+        elif drawn_from and name == "item" and is_whole(place_of(name), *drawn_from):
+            out = float(drawn_from[0])
             depends = set()
         else:
             self.reads_uniform |= any(memory in self.uniform for memory in memories)
+            if name.endswith("_") and drawn_from:
+                self.uniform[memories[0]] = args[0], None
         if name in ("any", "all") and isinstance(out, torch.Tensor) and out.dim() == 0:
             self.found[memory_of(out)] = out, name == "any"
         if name.strip("_") in self.OF_SOME and getattr(args[0], "counted", False) and args[1] == self.OF_SOME[name.strip("_")]:  # of how many a mask chooses
@@ -261,9 +270,20 @@ class Asked(TorchFunctionMode):
         return {place: each for place, each in answers.items() if any(answer is not None for answer in each)}
 
 
-def is_certain(name, bounds):
-    """Whether a number from [0, 1) compares alike with this bound whatever it is (zero itself, which is one in millions, left aside)."""
-    return name.strip("_") in ("ge", "gt", "le", "lt") and len(bounds) == 1 and isinstance(bounds[0], (int, float)) and not 0 < bounds[0] < 1
+def ends_of(args, kwargs):
+    """Between which numbers uniform_ draws; None where they are others than numbers."""
+    first, last = (kwargs.get(name, args[at] if len(args) > at else otherwise) for at, name, otherwise in ((1, "from", 0.0), (2, "to", 1.0)))
+    return (first, last) if all(type(end) in (int, float) for end in (first, last)) else None
+
+
+def is_certain(name, bounds, first, last):
+    """Whether a number that is drawn compares alike with this bound whatever it is (the first itself, which is one in millions, left aside)."""
+    return name.strip("_") in ("ge", "gt", "le", "lt") and len(bounds) == 1 and isinstance(bounds[0], (int, float)) and not first < bounds[0] < last
+
+
+def is_whole(place, first, last):
+    """Whether int() is taken of a number that is drawn, and is the same whatever it is."""
+    return 0 <= math.floor(first) >= last - 1 and place[1] in lines_of_wholes(place[0])
 
 
 def hooks_of(module):
@@ -311,8 +331,7 @@ def conditions_of_errors(file):
         tree = ast.parse(pathlib.Path(file).read_text())
     except (OSError, SyntaxError, ValueError):
         return []
-    checks = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)
-              or isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Raise)]
+    checks = [node for node in ast.walk(tree) if isinstance(node, ast.Assert) or isinstance(node, ast.If) and ends_in_error(node.body)]
     # A test that gives the answer a name hands it on, and so may another statement in its line.
     begins = collections.Counter(node.lineno for node in ast.walk(tree) if isinstance(node, ast.stmt))
     named = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.NamedExpr)]
@@ -323,6 +342,31 @@ def conditions_of_errors(file):
         return begins[check.lineno] == 1 + within and not any(line in lines for line in named)
 
     return [(check.test.lineno, check.test.end_lineno) for check in checks if is_alone(check)]
+
+
+def ends_in_error(body):
+    """Whether statements, once they have begun, leave by nothing but an error."""
+    if any(isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Try, ast.Yield, ast.YieldFrom)) for statement in body for node in ast.walk(statement)):
+        return False
+    last = body[-1]
+    fails = last.test if isinstance(last, ast.Assert) else None
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and isinstance(last.value.func, ast.Attribute) and last.value.func.attr == "_assert":
+        fails = last.value.args[0] if last.value.args else None
+    return isinstance(last, ast.Raise) or isinstance(fails, ast.Constant) and not fails.value
+
+
+@functools.cache
+def lines_of_wholes(file):
+    """Where int(….item()) stands."""
+    try:
+        tree = ast.parse(pathlib.Path(file).read_text())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    items = lambda node: isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item"  # noqa: E731
+    calls = [node for node in ast.walk(tree) if items(node)]
+    whole = [node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "int"
+             and len(node.args) == 1 and items(node.args[0])]
+    return {node.lineno for node in whole if sum(node.lineno == other.lineno for other in calls) == 1}
 
 
 class HostDraws:
