@@ -1268,6 +1268,10 @@ def main():
             cases.append((said(Modes(clamps=True), (batches[0],), path), ["is one of PyTorch", "warning: piperc --eval evaluates another model than Modes is after eval()"]))
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds: input * 2):
             cases.append((said(Odd("clamped"), (batches[0],), path), ["refused: ", "another model"]))
+        with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds: input.view(3, 9)):
+            cases.append((said(Odd("clamped"), (batches[0],), path), ["refused: a way in which forward goes on", "though PyTorch runs it: shape '[3, 9]' is invalid", "export_test.py:"]))
+        with mock.patch("exporter.model.change_copies", lambda program: None):
+            cases.append((said(Odd("hides"), (batches[0],), path), ["refused: torch.onnx does not write Odd: (", "export_test.py:", "Cannot view a tensor"]))
         cases.append((said(Odd("tiny"), (batches[0],), path, batch=None), ["is one of PyTorch: loss"]))
         cases.append((said(Odd("bytes"), (torch.randint(0, 256, (4, 4), dtype=torch.uint8),), path), ["is one of PyTorch: loss"]))
         assert_products_count()

@@ -75,6 +75,9 @@ def last_of_program(frames):
 
 def place_of_node(error, program):
     """The function that torch.onnx does not write, with the line of the module that calls it, where the error says which it is."""
+    traced = re.findall(r'File "([^"]*)", line (\d+).*\n\s*(.*)', str(cause_of(error)).partition("Original traceback:")[2])
+    if traced:
+        return "({}:{}: {}) ".format(*traced[-1])
     while error is not None:
         said = re.search(r"Error when translating node %(\w+) : .*?target=torch\.ops\.([\w.]+?)(?:\.default)?\]", str(error))
         if said:

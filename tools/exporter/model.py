@@ -17,7 +17,7 @@ from .equivalents import adaptive_softmax_whole, averages_of_all_steps
 from .errors import NotExported, depends_on_values, first_line, is_transformed, makes_a_constant, place_of_error, place_of_node
 from .functions import CURVED, OTHER, SCALES, SUMS, Functions
 from .gradients import transforms_in_graph, write_gradients
-from .kept import Kept
+from .kept import Kept, copy_of
 from .packed import packed_whole
 from .selection import choosing_some, lengths_of_chosen
 from .ties import Ties, depends_on_ties
@@ -123,7 +123,8 @@ class Export:
 
     def ask(self, args, kwargs):
         """What forward returns, and the answers to what it asks of constants."""
-        args, kwargs = copy.deepcopy((args, kwargs))
+        given = args, kwargs
+        args, kwargs = copy.deepcopy(given)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         whole = lambda leaf: not leaf.is_floating_point() and not leaf.is_complex()  # noqa: E731
         asked = Asked([*filterfalse(whole, tensors), *self.module.parameters()], filter(whole, tensors), self.module.buffers())
@@ -135,9 +136,22 @@ class Export:
                 return out, asked.answered()
             except Exception as error:
                 if not type(error).__module__.startswith("torch._dynamo"):
-                    raise
+                    if isinstance(error, NotExported) or not self.runs_otherwise(*given):
+                        raise
+                    raise NotExported(f"a way in which forward goes on with what masks choose, or with functions that the exporter writes by others, is not supported, though PyTorch "
+                                      f"runs it: {first_line(error)}. Compute it for all elements there, and choose by torch.where") from error
                 raise NotExported(f"forward compiles parts of itself while it runs, as torch.cond and torch.compile do{place_of_error(error)}: that is not supported. "
                                   "Compute all ways and choose by torch.where, or export the module that is not compiled") from None
+
+    def runs_otherwise(self, args, kwargs):
+        """Whether forward runs where nobody watches it."""
+        try:
+            with torch._C.DisableTorchFunction(), torch.enable_grad():
+                args, kwargs = copy.deepcopy((args, kwargs))
+                copy_of(self.module)(*args, **kwargs)
+            return True
+        except Exception:  # forward's own
+            return False
 
     def reason_for_this_size(self):
         """Why the batch is not left open, where forward takes no other or asks other things of it."""
