@@ -8,6 +8,7 @@ import weakref
 
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .errors import NotExported, place_of_call
 
@@ -52,18 +53,20 @@ def version_of(value):
     return object() if value.is_inference() else value._version
 
 
+COPIES = WeakIdKeyDictionary()  # by mask, the one that was made of it last, with how often it was changed before; None of those themselves
+
+
 def as_it_is_now(mask):
     """A copy of a mask, which forward may change in place after it has chosen by it: the same copy until then."""
-    version = version_of(mask)
-    if mask.is_inference() or hasattr(mask, "copied") and mask.copied is None:
+    version, before = version_of(mask), COPIES.get(mask, (None, None))
+    if mask.is_inference() or before is None:
         return mask
-    if not hasattr(mask, "copied") or mask.copied[0] != version:
+    if before[0] != version:
         copied = mask.clone()
-        copied.copied = None
         if hasattr(mask, "recipe") and mask.recipe[2] == version:
             copied.recipe = *mask.recipe[:2], version_of(copied)
-        mask.copied = version, copied
-    return mask.copied[1]
+        COPIES[mask], COPIES[copied] = (version, copied), None
+    return COPIES[mask][1]
 
 
 def same(one, other):
