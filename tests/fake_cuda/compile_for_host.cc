@@ -61,7 +61,7 @@ Result<std::string> precompiled(const std::string& flags, const std::string& wor
 Result<std::string> compile_for_host(const std::string& source, const std::string& folder,
                                      bool is_checked, bool is_optimised) {
   const std::string flags =
-      fmt::format("{}{}{}", kFlags, is_optimised ? " -O1 -g1" : " -O0", is_checked ? kChecks : "");
+      fmt::format("{}{}{}", kFlags, is_optimised ? " -Og -g1" : " -O0", is_checked ? kChecks : "");
   const std::string words = std::string(PIPER_SOURCE_DIR) + "/tests/fake_cuda";
   Digester all;
   all.add(flags);
