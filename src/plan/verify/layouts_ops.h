@@ -3,7 +3,7 @@
 #pragma once
 
 #include "layouts.h"
-#include "piper/ir/ops.h"
+#include "piper/ir/loop_letters.h"
 
 namespace piper {
 
@@ -15,16 +15,9 @@ struct LaidOut {  // an operand; absent: kUnset with an empty type
 
 using Dims = std::vector<LoopRule::Dim>;
 
-// Returns whether the op needs the whole loop of a letter, and else its size.
-bool needs_whole(const LoopRule& rule, char letter);
-int64_t loop_size(const LoopRule& rule, char letter);
-// Returns the extent of each letter of the dim. A letter that must be whole has the extent that the
-// others leave; empty if there are two such letters.
-std::vector<int64_t> extents_of(const LoopRule& rule, const LoopRule::Dim& dim, int64_t extent);
 // Returns the extent of a letter in an operand, and the first dim that it is in.
 int64_t extent_in(const LoopRule& rule, const Dims& dims, const Shape& shape, char letter);
 size_t dim_of(const Dims& dims, char letter);
-size_t occurrences(const Dims& dims, char letter);
 // Returns the layout of an operand if the letter is cut. Nothing: the operand does not have the
 // letter, or its cut is no block.
 std::optional<Lies> placed(const LoopRule& rule, const Dims& dims, const Shape& shape, char letter,

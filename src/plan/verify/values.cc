@@ -33,12 +33,11 @@ struct Operand {
   }
 };
 
-class Run {
+class Run : ProgramRun {
  public:
   Run(Values& values, const Program& program, std::span<const uint64_t> args,
       std::span<const int32_t> sums)
-      : values_(values), program_(program), sums_(sums), held_(args.begin(), args.end()) {
-    held_.resize(program.values.size());
+      : ProgramRun(values, program, args, sums) {
     for (const auto& [value, bytes] : program.literals)
       held_[value] = literal_symbol(program.values[value].dtype, bytes);
   }
@@ -50,13 +49,11 @@ class Run {
       for (size_t i = 0; i < op.outputs.size(); ++i)
         if (op.outputs[i] >= 0) held_[op.outputs[i]] = i < made.size() ? made[i] : 0;
     }
-    held_.resize(static_cast<size_t>(program_.num_args));
-    return std::move(held_);
+    return take_args();
   }
 
  private:
-  const Shape& shape(int32_t value) const { return program_.values[value].shape; }
-  uint64_t load(int32_t value) { return value < 0 ? 0 : held_[value]; }
+  const Shape& shape(int32_t value) const { return type(value).shape; }
   Operand operand(const ProgramOp& op, size_t i) {
     if (i >= op.inputs.size() || op.inputs[i] < 0) return {};
     return {load(op.inputs[i]), &shape(op.inputs[i])};
@@ -96,12 +93,6 @@ class Run {
   }
   static uint64_t named(std::string_view word, const Shape& result) {
     return join_symbols(symbol_of(word), shape_symbol(result));
-  }
-  // Returns whether the op adds to an argument that is a sum over the step.
-  bool adds_to_sum(const ProgramOp& op, size_t to) const {
-    if (to >= op.inputs.size() || op.inputs[to] < 0) return false;
-    const int32_t arg = op.outputs[0];
-    return op.inputs[to] == arg && std::find(sums_.begin(), sums_.end(), arg) != sums_.end();
   }
 
   // ---- Ops that only move elements ----
@@ -155,20 +146,13 @@ class Run {
     std::vector<Operand> operands;
     for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(op, i));
     const std::vector<uint64_t> made = made_of(op, op.attrs, operands);
-    if (op.op == "SumSquares" && !operands.empty()) {
-      values_.squared.push_back(operands[0].symbol);
-      values_.squares[made[0]] = operands[0].symbol;
-    }
+    note_squares(op, made[0]);
     return made;
   }
 
   // ---- All others ----
   std::vector<uint64_t> results(const ProgramOp& op) {
-    const bool adds = op.op == "Add" && op.inputs.size() == 2;
-    for (const size_t to : {0, 1})
-      if (adds && op.inputs[1 - to] >= 0 && adds_to_sum(op, to) &&
-          shape(op.inputs[1 - to]) == shape(op.outputs[0]))
-        return {load(op.inputs[0]) + load(op.inputs[1])};
+    if (const auto sum = added(op)) return {*sum};
     if (renames(program_, op)) return {load(op.inputs[0])};
     if (op.op == "Slice" && op.inputs.size() == 1 && op.inputs[0] >= 0) return {sliced(op)};
     if (op.op == "Concat") return {concatenated(op)};
@@ -179,14 +163,6 @@ class Run {
     if (op.op == "FromBlocks" && op.inputs.size() == 1)
       return {take_from_blocks(load(op.inputs[0]), op.attrs, shape(op.outputs[0]))};
     return made_of_operands(op);
-  }
-  uint64_t norm(const ProgramOp& op) {
-    std::vector<uint64_t> own;
-    for (const int32_t input : op.inputs)
-      if (const auto known = values_.squares.find(load(input)); known != values_.squares.end())
-        own.push_back(known->second);
-    if (own.size() > values_.normed.size()) values_.normed = std::move(own);
-    return values_.norm;
   }
   // An optimizer updates each element by itself, so shapes of shards do not matter.
   std::vector<uint64_t> updated(const std::string& word, const std::vector<Operand>& operands,
@@ -232,11 +208,6 @@ class Run {
     return adds_to_sum(op, 2) ? symbol + load(op.inputs[2])
                               : join_symbols(symbol, load(op.inputs[2]));
   }
-
-  Values& values_;
-  const Program& program_;
-  const std::span<const int32_t> sums_;  // arguments
-  std::vector<uint64_t> held_;           // by value
 };
 
 }  // namespace
@@ -414,6 +385,36 @@ uint64_t Values::rounded(uint64_t symbol, std::string_view to) {
 
 uint64_t Values::cast(uint64_t symbol, std::string_view to) {
   return cast_to(symbol, symbol_of(to));
+}
+
+bool ProgramRun::adds_to_sum(const ProgramOp& op, size_t to) const {
+  if (to >= op.inputs.size() || op.inputs[to] < 0) return false;
+  const int32_t arg = op.outputs[0];
+  return op.inputs[to] == arg && std::ranges::find(sums_, arg) != sums_.end();
+}
+
+std::optional<uint64_t> ProgramRun::added(const ProgramOp& op) const {
+  if (op.op != "Add" || op.inputs.size() != 2) return std::nullopt;
+  for (const size_t to : {0, 1})
+    if (const int32_t term = op.inputs[1 - to];
+        term >= 0 && adds_to_sum(op, to) && type(term).shape == type(op.outputs[0]).shape)
+      return load(op.inputs[0]) + load(op.inputs[1]);
+  return std::nullopt;
+}
+
+void ProgramRun::note_squares(const ProgramOp& op, uint64_t made) {
+  if (op.op != "SumSquares" || op.inputs.empty()) return;
+  values_.squared.push_back(load(op.inputs[0]));
+  values_.squares[made] = load(op.inputs[0]);
+}
+
+uint64_t ProgramRun::norm(const ProgramOp& op) {
+  std::vector<uint64_t> own;
+  for (const int32_t input : op.inputs)
+    if (const auto known = values_.squares.find(load(input)); known != values_.squares.end())
+      own.push_back(known->second);
+  if (own.size() > values_.normed.size()) values_.normed = std::move(own);
+  return values_.norm;
 }
 
 }  // namespace piper

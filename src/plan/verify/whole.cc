@@ -56,9 +56,8 @@ std::vector<bool> firsts_of(const OpDef& def, const OpTypes& types) {
 size_t row_dims(const LoopRule& rule, size_t input) {
   if (input >= rule.inputs.size()) return 0;
   const auto takes_whole = [&](const LoopRule::Dim& dim) {
-    return dim.empty() || std::any_of(dim.begin(), dim.end(), [&](char letter) {
-             return rule.whole.find(letter) != std::string::npos;
-           });
+    return dim.empty() ||
+           std::ranges::any_of(dim, [&](char letter) { return needs_whole(rule, letter); });
   };
   const std::vector<LoopRule::Dim>& dims = rule.inputs[input];
   return static_cast<size_t>(std::find_if(dims.begin(), dims.end(), takes_whole) - dims.begin());
@@ -85,12 +84,7 @@ Shape with_dims(const Shape& shape, size_t dims) {
 
 WholeRun::WholeRun(Values& values, const Program& program, std::span<const uint64_t> args,
                    std::span<const int32_t> sums, const CutDims* cuts)
-    : values_(values),
-      program_(program),
-      sums_(sums),
-      cuts_(cuts),
-      held_(args.begin(), args.end()) {
-  held_.resize(program.values.size());
+    : ProgramRun(values, program, args, sums), cuts_(cuts) {
   for (const auto& [value, bytes] : program.literals) {
     const uint64_t symbol = literal_symbol(type(value).dtype, bytes);
     held_[static_cast<size_t>(value)] = symbol;
@@ -110,8 +104,7 @@ std::vector<uint64_t> WholeRun::run() {
         if (i < made.size()) note(made[i], type(op.outputs[i]).shape);
       }
   }
-  held_.resize(static_cast<size_t>(program_.num_args));
-  return std::move(held_);
+  return take_args();
 }
 
 // Records the shape of a value in the plan for one device.
@@ -127,12 +120,6 @@ WholeRun::Operand WholeRun::operand(const ProgramOp& op, size_t i) const {
   return {held_[static_cast<size_t>(op.inputs[i])], &type(op.inputs[i]), 0, cuts_of(op.inputs[i])};
 }
 
-bool WholeRun::adds_to_sum(const ProgramOp& op, size_t to) const {
-  if (to >= op.inputs.size() || op.inputs[to] < 0) return false;
-  const int32_t arg = op.outputs[0];
-  return op.inputs[to] == arg && std::find(sums_.begin(), sums_.end(), arg) != sums_.end();
-}
-
 WholeRun::Made WholeRun::made_of_operands(const ProgramOp& op) {
   Use use{op.op, op.attrs, {}, {}};
   for (size_t i = 0; i < op.inputs.size(); ++i) use.inputs.push_back(operand(op, i));
@@ -140,35 +127,18 @@ WholeRun::Made WholeRun::made_of_operands(const ProgramOp& op) {
     use.outputs.push_back(output < 0 ? TensorType{} : type(output));
   if (op.outputs.size() == 1) use.cuts = cuts_of(op.outputs[0]);
   Made made = make(use);
-  if (op.op == "SumSquares" && !use.inputs.empty()) {
-    values_.squared.push_back(use.inputs[0].symbol);
-    values_.squares[made[0]] = use.inputs[0].symbol;
-  }
+  if (!made.empty()) note_squares(op, made[0]);
   return made;
 }
 
 WholeRun::Made WholeRun::results(const ProgramOp& op) {
-  const bool adds = op.op == "Add" && op.inputs.size() == 2;
-  for (const size_t to : {0, 1})
-    if (adds && op.inputs[1 - to] >= 0 && adds_to_sum(op, to) &&
-        type(op.inputs[1 - to]).shape == type(op.outputs[0]).shape)
-      return {operand(op, 0).symbol + operand(op, 1).symbol};
-  if (op.op == "GlobalNorm") return norm(op);
+  if (const auto sum = added(op)) return {*sum};
+  if (op.op == "GlobalNorm") return {norm(op)};
   if (op.op == "RowPlaces" && op.outputs.size() == 2 && op.outputs[1] >= 0 &&
       counts_packed(cuts_of(op.outputs[1]), 0))
     return {join_symbols(symbol_of(op.op), operand(op, 0).symbol), operand(op, 0).symbol};
   if (op.op == "MatMul" && op.attrs.integer("accumulate") != 0) return product(op);
   return made_of_operands(op);
-}
-
-WholeRun::Made WholeRun::norm(const ProgramOp& op) {
-  std::vector<uint64_t> own;
-  for (size_t i = 0; i < op.inputs.size(); ++i)
-    if (const auto known = values_.squares.find(operand(op, i).symbol);
-        known != values_.squares.end())
-      own.push_back(known->second);
-  if (own.size() > values_.normed.size()) values_.normed = std::move(own);
-  return {values_.norm};
 }
 
 WholeRun::Made WholeRun::product(const ProgramOp& op) {

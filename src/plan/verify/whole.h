@@ -1,8 +1,8 @@
 // Symbols of whole values, for plans whose ranks hold parts of them. Private to the verify room.
 #pragma once
 
-#include "piper/ir/ops.h"
-#include "values.h"
+#include "piper/ir/loop_letters.h"
+#include "program_run.h"
 
 namespace piper {
 
@@ -16,7 +16,7 @@ bool counts_packed(const std::vector<CutDim>* cuts, size_t d);
 // value each rank has, or that it has a term of it, so an op on parts gives the part of what it
 // gives on whole values. Symbols leave out extents, numbers of parts, and all else that differs
 // between a part and its whole.
-class WholeRun {
+class WholeRun : ProgramRun {
  public:
   WholeRun(Values& values, const Program& program, std::span<const uint64_t> args,
            std::span<const int32_t> sums, const CutDims* cuts);
@@ -43,19 +43,14 @@ class WholeRun {
     const std::vector<CutDim>* cuts = nullptr;  // of the only output
   };
 
-  const TensorType& type(int32_t value) const {
-    return program_.values[static_cast<size_t>(value)];
-  }
   const std::vector<CutDim>* cuts_of(int32_t value) const {
     return cuts_ ? &(*cuts_)[static_cast<size_t>(value)] : nullptr;
   }
   void note(uint64_t symbol, const Shape& shape);
   Operand operand(const ProgramOp& op, size_t i) const;
-  bool adds_to_sum(const ProgramOp& op, size_t to) const;
   WholeRun::Made made_of_operands(const ProgramOp& op);
   Made results(const ProgramOp& op);
   Made product(const ProgramOp& op);
-  Made norm(const ProgramOp& op);
   Made make(Use use);
   Made make_one(Use use);
   OpTypes types_of(const Use& use);
@@ -106,11 +101,7 @@ class WholeRun {
   bool ends_where(int64_t count, const TensorType& row, const Operand& of) const;
   std::set<int64_t> parts_along(const std::vector<CutDim>& cuts, size_t dim) const;
 
-  Values& values_;
-  const Program& program_;
-  const std::span<const int32_t> sums_;  // arguments
   const CutDims* const cuts_;
-  std::vector<uint64_t> held_;  // by value
 };
 
 }  // namespace piper

@@ -15,17 +15,6 @@ namespace {
 
 constexpr double kAnything = std::numeric_limits<double>::quiet_NaN();
 
-bool has(const std::vector<LoopRule::Dim>& dims, char letter) {
-  return std::any_of(dims.begin(), dims.end(), [&](const LoopRule::Dim& dim) {
-    return std::find(dim.begin(), dim.end(), letter) != dim.end();
-  });
-}
-
-bool begins(const LoopRule& rule, char letter) {
-  return std::any_of(rule.firsts.begin(), rule.firsts.end(),
-                     [&](const auto& first) { return first.first == letter; });
-}
-
 bool is_number(const TensorType& type) { return type.dtype != DType::kBool; }
 
 // Returns whether a number acts as an infinite one of that sign when added to an element before
@@ -227,11 +216,11 @@ bool WholeRun::makes_zeros(const OpDef& def, const LoopRule& rule, const Use& us
     if (!one.type || !is_number(*one.type) || is_place) continue;
     const auto row = values_.rows.find(one.symbol);
     const bool is_zero = row != values_.rows.end() && row->second.is_all(0);
-    const bool has_letter = has(rule.inputs[i], letter);
+    const bool has_letter = occurrences(rule.inputs[i], letter) > 0;
     numbers += 1, reads = reads || has_letter;
     if (is_zero || (has_letter && one.behind == 0)) zeros.push_back(static_cast<int>(i));
   }
-  if (!reads && begins(rule, letter)) return true;  // no index names an element of the padding
+  if (!reads && tells_first(rule, letter)) return true;  // no index names an element of the padding
   for (const std::vector<int>& set : rule.linear)
     if (std::includes(zeros.begin(), zeros.end(), set.begin(), set.end())) return true;
   const bool is_made = std::count(def.nonzero.begin(), def.nonzero.end(), output) > 0;
@@ -247,13 +236,13 @@ std::optional<std::vector<double>> WholeRun::ends(const OpDef& def, const LoopRu
   for (const Operand& one : use.inputs) any = any || one.behind != 0;
   std::vector<double> made(use.outputs.size(), any && letters.empty() ? kAnything : 0);
   for (const char letter : letters) {
-    const auto reads = [&](const auto& dims) { return has(dims, letter); };
+    const auto reads = [&](const auto& dims) { return occurrences(dims, letter) > 0; };
     const bool reads_none = std::none_of(rule.inputs.begin(), rule.inputs.end(), reads),
                has_none = def.absent && (reads_none || reads(rule.inputs[absent_in]));
-    const bool is_whole = rule.whole.find(letter) != std::string::npos || begins(rule, letter);
+    const bool whole = is_whole(rule, letter);
     for (size_t o = 0; o < made.size(); ++o) {
-      const bool has_letter = has(rule.outputs[o], letter);
-      const bool takes = is_whole || (!has_letter && rule.reduces == LoopRule::kMax);
+      const bool has_letter = occurrences(rule.outputs[o], letter) > 0;
+      const bool takes = whole || (!has_letter && rule.reduces == LoopRule::kMax);
       if (takes && has_none) {
         if (!reads_none && !counts_as(use.inputs[absent_in].behind, *def.absent))
           return std::nullopt;

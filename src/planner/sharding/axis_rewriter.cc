@@ -98,7 +98,7 @@ void Rewriter::place_first(Node& node, const LoopRule& rule, const LoopCut& cut)
   for (const auto& [letter, input] : rule.firsts) {
     if (letter != cut.letter) continue;
     const auto at = static_cast<size_t>(input);
-    const int64_t size = size_of(rule, letter);
+    const int64_t size = loop_size(rule, letter);
     if (node.inputs.size() <= at) node.inputs.resize(at + 1);
     const ValueId before = node.inputs[at];
     ValueId first = add(beside(node, "OwnFirst", {}, own_numbers(cut, size, before)), {});

@@ -23,7 +23,7 @@ std::optional<LoopCut> lookup_cut(const Loops& loops, int64_t ranks) {
   const LoopCut cut{letter, 1};
   // Of what another axis has cut already its ranks own other numbers.
   const bool given = at < loops.types.present.size() && loops.types.present[at];
-  const bool divides = size_of(rule, letter) % ranks == 0;
+  const bool divides = loop_size(rule, letter) % ranks == 0;
   return given || !divides || !is_legal(loops, cut) ? std::nullopt : std::optional(cut);
 }
 
@@ -100,7 +100,7 @@ std::optional<RowUse> row_use(const State& state, const Node& node, const Loops&
   const auto picks = static_cast<size_t>(loops.rule.picks);
   if (use.table && state.source_index(node.inputs[picks]) != routed->by) use.table.reset();
   // A stack that goes on further into zeros has others on each rank.
-  if (use.table && size_of(loops.rule, use.table->letter) / state.cut.ranks !=
+  if (use.table && loop_size(loops.rule, use.table->letter) / state.cut.ranks !=
                        state.routes.at(routed->by.value).owned)
     return std::nullopt;
   for (size_t i = 0; i < node.inputs.size() && use.letters.empty(); ++i)

@@ -40,11 +40,11 @@ bool is_exchange(const Layout& from, const Layout& to) {
 
 bool is_legal(const Loops& loops, const LoopCut& cut) {
   const LoopRule& rule = loops.rule;
-  if (rule.whole.find(cut.letter) != std::string::npos) return false;
+  if (needs_whole(rule, cut.letter)) return false;
   for (const auto& [letter, input] : rule.firsts)
     if (letter == cut.letter && !may_begin(loops, static_cast<size_t>(input), cut)) return false;
   const auto is_cut = [&](const Operand& operand) {
-    const int times = occurrences(operand, cut.letter);
+    const size_t times = occurrences(operand, cut.letter);
     return times == 0 || (times == 1 && layout_of(operand, cut));
   };
   for (size_t i = 0; i < rule.inputs.size(); ++i)

@@ -7,31 +7,6 @@
 
 namespace piper {
 
-int64_t size_of(const LoopRule& rule, char letter) {
-  for (const auto& [known, size] : rule.sizes)
-    if (known == letter) return size;
-  PIPER_CHECK(false, "a loop rule does not know its letter '{}'", letter);
-}
-
-// Returns the extent of each letter of dim `d`. A whole letter may stand for another extent than
-// its size (a reshape that does not line up), so its extent is what the others leave; empty when
-// that is not decided.
-std::vector<int64_t> extents_of(const Operand& operand, size_t d) {
-  const LoopRule::Dim& dim = operand.dims[d];
-  std::vector<int64_t> extents;
-  int64_t product = 1;
-  std::optional<size_t> open;
-  for (size_t i = 0; i < dim.size(); ++i) {
-    bool is_whole = operand.rule.whole.find(dim[i]) != std::string::npos;
-    if (is_whole && open) return {};
-    if (is_whole) open = i;
-    extents.push_back(is_whole ? 1 : size_of(operand.rule, dim[i]));
-    product *= extents.back();
-  }
-  if (open && product > 0) extents[*open] = operand.shape[d] / product;
-  return extents;
-}
-
 namespace {
 
 // Hashes what a rule is given but for the attributes that are no integers: few uses differ in those
@@ -131,20 +106,6 @@ std::optional<Layout> layout_of(const Operand& operand, const LoopCut& cut) {
     return layout;
   }
   return std::nullopt;
-}
-
-bool is_whole(const LoopRule& rule, char letter) {
-  return rule.whole.find(letter) != std::string::npos ||
-         std::any_of(rule.firsts.begin(), rule.firsts.end(),
-                     [&](const auto& first) { return first.first == letter; });
-}
-
-int occurrences(const Operand& operand, char letter) {
-  int count = 0;
-  for (const LoopRule::Dim& dim : operand.dims) {
-    count += static_cast<int>(std::count(dim.begin(), dim.end(), letter));
-  }
-  return count;
 }
 
 bool stands_once(const Loops& loops, char letter) {

@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "piper/ir/ops.h"
+#include "piper/ir/loop_letters.h"
 
 namespace piper {
 
@@ -56,15 +56,14 @@ std::optional<LoopCut> cut_of(const Operand& operand, const Layout& layout, int6
 // Returns how the operand is laid out when `cut` is made; none when it does not have the letter.
 std::optional<Layout> layout_of(const Operand& operand, const LoopCut& cut);
 
-// Whether the letter cannot be cut where nothing tells a part at which turn it begins.
-bool is_whole(const LoopRule& rule, char letter);
-
-int64_t size_of(const LoopRule& rule, char letter);
 // Returns the extent of each letter of dim `d`; empty where that is not decided.
-std::vector<int64_t> extents_of(const Operand& operand, size_t d);
+inline std::vector<int64_t> extents_of(const Operand& operand, size_t d) {
+  return extents_of(operand.rule, operand.dims[d], operand.shape[d]);
+}
 
-// Returns how often the letter is in the operand: more than once on a diagonal.
-int occurrences(const Operand& operand, char letter);
+inline size_t occurrences(const Operand& operand, char letter) {
+  return occurrences(operand.dims, letter);
+}
 // Returns whether it is more than once in none of the op's.
 bool stands_once(const Loops& loops, char letter);
 

@@ -18,19 +18,10 @@
 namespace piper {
 namespace {
 
-bool contains(const std::string& letters, char letter) {
-  return letters.find(letter) != std::string::npos;
-}
-
-bool begins(const LoopRule& rule, char letter) {
-  return std::any_of(rule.firsts.begin(), rule.firsts.end(),
-                     [&](const auto& first) { return first.first == letter; });
-}
-
 // Returns whether the op, or those that it is decomposed into, is told how many elements of the
 // letter there are.
 bool knows_whole(const Loops& loops, char letter) {
-  return begins(loops.rule, letter) || (contains(loops.rule.whole, letter) && loops.def->apart);
+  return tells_first(loops.rule, letter) || (needs_whole(loops.rule, letter) && loops.def->apart);
 }
 
 // Calls f(value, how the op uses it) for each operand and result.
@@ -51,7 +42,7 @@ bool sums(const Loops& loops, const PadPlace& place) {
 // there.
 bool skips(const Loops& loops, const PadPlace& place) {
   if (!loops.def->absent) return false;
-  const bool takes = contains(loops.rule.whole, place.letter) || begins(loops.rule, place.letter) ||
+  const bool takes = is_whole(loops.rule, place.letter) ||
                      (loops.rule.reduces == LoopRule::kMax && sums(loops, place));
   if (!takes || !place.is_all()) return false;
   const auto at = static_cast<size_t>(loops.def->absent_in);
@@ -65,9 +56,9 @@ bool skips(const Loops& loops, const PadPlace& place) {
 // Returns whether zeros may be in the loop, as far as its letters say.
 bool passes(const Loops& loops, const PadPlace& place) {
   if (!stands_once(loops, place.letter)) return false;
-  if (begins(loops.rule, place.letter) && !place.is_all()) return false;
+  if (tells_first(loops.rule, place.letter) && !place.is_all()) return false;
   if (skips(loops, place)) return true;
-  return !contains(loops.rule.whole, place.letter) &&
+  return !needs_whole(loops.rule, place.letter) &&
          (loops.rule.reduces == LoopRule::kSum || !sums(loops, place));
 }
 
@@ -106,10 +97,6 @@ class Padding {
   // ---- What goes on ----
 
   const Loops& loops_at(NodeId id) { return *loops_.find(graph_, graph_.node(id), id); }
-  const PadMark* mark_of(ValueId id) const {
-    const auto at = found_.marks.find(id.value);
-    return at == found_.marks.end() ? nullptr : &at->second;
-  }
   int64_t extent_of(const ShardSeed& seed) const {
     return graph_.value(seed.value).type.shape[static_cast<size_t>(seed.dim)];
   }
@@ -205,21 +192,21 @@ class Padding {
     ValueId first;
     std::optional<PadPlace> place;
     each_operand(node, loops, [&](ValueId operand, const Operand& stands) {
-      if (first.valid() || !mark_of(operand)) return;
+      if (first.valid() || !found_.mark_of(operand)) return;
       first = operand;
-      place = place_of(stands, *mark_of(operand));
+      place = place_of(stands, *found_.mark_of(operand));
     });
     if (!first.valid()) return ok_status();
-    const PadMark mark = *mark_of(first);
+    const PadMark mark = *found_.mark_of(first);
     if (!place || !passes(loops, *place)) return refuse(node, first, mark);
     for (size_t i = 0; i < node.inputs.size(); ++i)
-      if (const ValueId id = node.inputs[i]; id.valid() && !mark_of(id))
+      if (const ValueId id = node.inputs[i]; id.valid() && !found_.mark_of(id))
         if (const auto wanted = mark_at(loops.input(i), *place, mark);
             wanted && is_given(id, wanted->dim))
           node.inputs[i] = with_zeros(id, *wanted);
     ValueId other;
     each_operand(node, loops, [&](ValueId operand, const Operand& stands) {
-      const PadMark* known = mark_of(operand);
+      const PadMark* known = found_.mark_of(operand);
       const std::optional<PadMark> wanted = mark_at(stands, *place, mark);
       const bool reads = occurrences(stands, place->letter) > 0;
       if (reads != (known != nullptr) || (known && !(wanted && wanted->same(*known))))
@@ -255,7 +242,7 @@ class Padding {
     if (skipped && loops.def->absent != 0.0) found_.masked.insert(id.value);
     if (loops.def->draws >= 0) note_draw(node, loops, place, mark);
     if (knows_whole(loops, place.letter))  // how much is there
-      node.attrs.set("whole", size_of(loops.rule, place.letter));
+      node.attrs.set("whole", loop_size(loops.rule, place.letter));
     for (size_t o = 0; o < node.outputs.size(); ++o) {
       const auto& nonzero = loops.def->nonzero;
       const bool has_letter = occurrences(loops.output(o), place.letter) > 0;
@@ -316,14 +303,15 @@ class Padding {
       numbers += is_number, reads += has_letter;
       if (is_number && (has_letter || is_zero(value))) zeros.push_back(static_cast<int>(i));
     }
-    if (begins(loops.rule, letter) && reads == 0) return true;  // no index is one behind the end
+    if (tells_first(loops.rule, letter) && reads == 0)
+      return true;  // no index is one behind the end
     if (loops.def->states >= 0 && node.attrs.real("eps", 1) > 0) return true;
     return keeps_zeros(loops, output, zeros, numbers);
   }
 
   Status check_states() const {
     for (const StateUpdate& update : graph_.updates) {
-      const PadMark *state = mark_of(update.state), *next = mark_of(update.next);
+      const PadMark *state = found_.mark_of(update.state), *next = found_.mark_of(update.next);
       if (state && !(next && next->same(*state))) return refuse("its update", update.state, *state);
     }
     for (const auto& [id, mark] : found_.marks) {

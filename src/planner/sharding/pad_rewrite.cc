@@ -34,16 +34,12 @@ class PadRewrite {
   }
 
  private:
-  const PadMark* mark_of(ValueId id) const {
-    const auto at = found_.marks.find(id.value);
-    return at == found_.marks.end() ? nullptr : &at->second;
-  }
-
   // Makes room, attributes first: they need all types as they were.
   void make_room() {
     const auto padded = [&](ValueId id) {
       Shape shape = graph_.value(id).type.shape;
-      if (const PadMark* mark = mark_of(id)) shape[static_cast<size_t>(mark->dim)] = mark->padded();
+      if (const PadMark* mark = found_.mark_of(id))
+        shape[static_cast<size_t>(mark->dim)] = mark->padded();
       return shape;
     };
     for (Node& node : graph_.nodes) localise(graph_, node, node, padded);
@@ -75,13 +71,13 @@ class PadRewrite {
         const auto at = static_cast<size_t>(def.absent_in);
         ValueId& masked = absents[{node.inputs[at].value, *def.absent}];
         if (!masked.valid())
-          masked = add_absent(node.inputs[at], *mark_of(before[n].inputs[at]), node);
+          masked = add_absent(node.inputs[at], *found_.mark_of(before[n].inputs[at]), node);
         node.inputs[at] = masked;
       }
       append(graph_, graph_.nodes, node);
       for (ValueId output : node.outputs)
         if (found_.nonzero.count(output.value) && is_used(output))
-          zeros[output.value] = add_zeros(output, *mark_of(output), node);
+          zeros[output.value] = add_zeros(output, *found_.mark_of(output), node);
     }
     for (StateUpdate& update : graph_.updates) replace(update.next);
     for (Param& param : graph_.params) replace(param.gradient);
@@ -139,7 +135,7 @@ class PadRewrite {
   void add_end(ValueId made, const Node& near) {
     const auto at = found_.given.find(made.value);
     if (at == found_.given.end()) return;
-    const PadMark& mark = *mark_of(made);
+    const PadMark& mark = *found_.mark_of(made);
     const auto dim = static_cast<size_t>(mark.dim);
     const TensorType type = graph_.value(made).type;
     Shape stretches = type.shape, none(stretches.size() + 1), behind = none;

@@ -11,6 +11,10 @@ struct Padded {
   PadMarks marks;
   std::set<int32_t> masked;          // nodes that read what counts as none
   std::set<int32_t> nonzero;         // values that are made of zeros, and are none
+  const PadMark* mark_of(ValueId id) const {  // null: nothing is put behind it
+    const auto at = marks.find(id.value);
+    return at == marks.end() ? nullptr : &at->second;
+  }
   std::map<int32_t, ValueId> given;  // values without a producer: what is given, with zeros behind
 };
 

@@ -35,7 +35,6 @@ class Doors {
     std::vector<Node> old = std::move(graph_.nodes);
     graph_.nodes.clear();
     for (size_t n = 0; n < old.size(); ++n) {
-      for (const size_t e : seeds_at_[n]) enter(old[n], e);
       for (const size_t e : entries_at_[n]) enter(old[n], e);
       Node node = old[n];
       for (ValueId& input : node.inputs) input = read_by(old[n], cut_.region[n], input);
@@ -73,7 +72,6 @@ class Doors {
   // Finds where tensors that are cut come in, and gradients of those that have left.
   void find_entries() {
     entries_at_.resize(graph_.nodes.size());
-    seeds_at_.resize(graph_.nodes.size());
     std::map<int32_t, size_t> first_backward;  // by region
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const int32_t in = cut_.region[n];
@@ -87,15 +85,15 @@ class Doors {
             entry_of_.try_emplace(Key{input.value, in, is_backward(node)}, entries_.size());
         if (is_new) {
           entries_.push_back({input, {}, in, seed, node.pass});
-          if (seed >= 0 && is_backward(node))
-            seeds_at_[first_backward.at(in)].push_back(known->second);
-          else
-            entries_at_[n].push_back(known->second);
+          const bool is_early = seed >= 0 && is_backward(node);
+          entries_at_[is_early ? first_backward.at(in) : n].push_back(known->second);
         } else if (Entry& entry = entries_[known->second]; entry.pass == Pass::kBW) {
           entry.pass = node.pass;
         }
       }
     }
+    for (std::vector<size_t>& before : entries_at_)
+      std::ranges::stable_partition(before, [&](size_t e) { return entries_[e].seed >= 0; });
   }
 
   // Contributions to sums over the step leave as they are, but for the loss.
@@ -155,7 +153,7 @@ class Doors {
   std::map<Key, size_t> entry_of_;
   // By node: the entries before it. Before the first one of a backward the cut values come first:
   // they tell how its gradients can be cut.
-  std::vector<std::vector<size_t>> seeds_at_, entries_at_;
+  std::vector<std::vector<size_t>> entries_at_;
   std::map<int32_t, ValueId> exits_;             // by value: what others read
   std::map<ValueId, int32_t> doors_;
   std::vector<Node> nodes_;
