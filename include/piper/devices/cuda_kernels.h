@@ -9,9 +9,7 @@
 // multiprocessors there are.
 #pragma once
 
-#include <array>
-
-#include "piper/devices/program.h"
+#include "piper/devices/kernel_use.h"
 
 namespace piper {
 
@@ -53,35 +51,6 @@ struct DeviceProduct {
   int64_t batch = 1, a_step = 0, b_step = 0, d_step = 0;  // elements from matrix to matrix
   enum Activation : uint8_t { kNone, kGeluTanh } activation = kNone;
   bool operator==(const DeviceProduct&) const = default;
-};
-
-// Describes an operand of an attention: elements between neighbours along batch, tokens and heads,
-// and in front of the first; those of one token and head are adjacent.
-struct DeviceRows {
-  int64_t batch = 0, token = 0, head = 0, first = 0;
-  bool operator==(const DeviceRows&) const = default;
-};
-
-// Describes Attention or AttentionGrad as the table of ops has them
-// (src/ir/ops/families/attention.cc), wherever their operands are. lse is f32 (f64 of f64), of
-// [batch, heads, queries].
-struct DeviceAttention {
-  bool is_gradient = false;
-  DType type = DType::kF32;  // of q, k, v, y and their adjoints
-  int64_t batch = 0, queries = 0, keys = 0, heads = 0, kv_heads = 0, width = 0, v_width = 0;
-  DeviceRows q, k, v, y;  // y: of dy too
-  DeviceRows dq, dk, dv;
-  double scale = 1, softcap = 0;
-  bool causal = false;
-  int64_t offset = 0;
-  int64_t query_stretches = 0, key_stretches = 0;  // of first and first_key; 0: numbers from 0 on
-  enum Mask : uint8_t { kNoMask, kKeeps, kAdds } mask = kNoMask;
-  bool wide_mask = false;  // terms in f32 beside operands in f16
-  double masked_score = 0;
-  std::array<int64_t, 4> mask_step{};  // elements between neighbours, 0 where it is repeated
-  int64_t all_keys = 0;                // that the mask is for
-  bool mask_grad = false;
-  bool operator==(const DeviceAttention&) const = default;
 };
 
 // Returns whether cuDNN has a kernel for it, by what is known of its releases from 9.11 on: 16-bit

@@ -7,23 +7,15 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
+
+#include "piper/devices/kernel_use.h"
 
 namespace piper::cpu {
-
-// Describes an operand of [batch, tokens, heads, width] in either order: elements between
-// neighbours, and in front of the first. Those of one token and head are adjacent.
-struct AttentionStrides {
-  int64_t batch = 0, token = 0, head = 0, first = 0;
-  int64_t at(int64_t b, int64_t h) const { return first + b * batch + h * head; }
-};
 
 // Says at which number tokens begin, where they are in so many equal stretches; none: at 0.
 struct AttentionNumbers {
   const int64_t* first = nullptr;
   int64_t stretches = 1;
-  static constexpr int64_t kFurthest = int64_t{1} << 40;  // a token
   // Returns, for the first of `tokens` of a block, how many follow it up to the end of its stretch,
   // itself among them, and its number.
   int64_t left(int64_t token, int64_t tokens) const {
@@ -33,21 +25,13 @@ struct AttentionNumbers {
   int64_t number(int64_t token, int64_t tokens) const {
     const int64_t all = tokens / stretches;
     if (!first || all == 0) return token;
-    return std::clamp<int64_t>(first[token / all], 0, kFurthest) + token % all;
+    return std::clamp<int64_t>(first[token / all], 0, DeviceAttention::kFurthest) + token % all;
   }
 };
 
-struct AttentionForm {
-  int64_t batch = 0, queries = 0, keys = 0, heads = 0, kv_heads = 0, width = 0, v_width = 0;
-  AttentionStrides q, k, v, y;  // y: of its adjoint too
-  AttentionStrides dq, dk, dv;
-  double scale = 1, softcap = 0, masked = 0;
-  bool causal = false;
-  int64_t offset = 0;
+// Holds an attention of whose queries and keys the numbers are known.
+struct AttentionForm : DeviceAttention {
   AttentionNumbers query, key;
-  bool masks = false, adds = false;         // a mask of booleans; of terms
-  int64_t mask[4] = {};                     // elements between neighbours, 0 where it is repeated
-  int64_t mask_elements = 0, all_keys = 0;  // that it is for
 
   // Returns how far after key j query i may be to see it, of blocks that begin with these: i +
   // that ≥ j.
@@ -94,8 +78,8 @@ AttentionFns<T> attention_fns();
 struct AttentionSizes {
   int64_t query_block = 0, score_rows = 0, key_block = 0;
 };
-AttentionSizes attention_sizes(const AttentionForm& form);
+AttentionSizes attention_sizes(const DeviceAttention& form);
 // Returns elements.
-int64_t attention_scratch(const AttentionForm& form, bool backward);
+int64_t attention_scratch(const DeviceAttention& form, bool backward);
 
 }  // namespace piper::cpu

@@ -68,16 +68,6 @@ struct Binding {
   std::vector<std::byte*> pointers;
 };
 
-Use make_use(const Program& program, const ProgramOp& op) {
-  Use use{op.op, op.attrs, {}, {}, {}, nullptr};
-  for (int32_t id : op.inputs) {
-    use.inputs.push_back(id < 0 ? TensorType{} : program.values[id]);
-    use.present.push_back(id >= 0);
-  }
-  for (int32_t id : op.outputs) use.outputs.push_back(program.values[id]);
-  return use;
-}
-
 // What the op table lets results be stored over, kernels must. What has no bytes is nowhere.
 Status check_overlaps(const FusedProgram& program, const LocalPlaces& lie,
                       std::span<const KernelPtr> kernels) {
@@ -275,8 +265,7 @@ class Cpu final : public CpuBackend {
   }
 
   Result<KernelPtr> make_kernel(const Program& program, const ProgramOp& op) const {
-    Use use = make_use(program, op);
-    use.products = &products_;
+    const Use use{kernel_use(program, op), &products_};
     const cpu::Maker make = cpu::find_kernel(op.op);
     if (!make) {
       const std::vector<std::string> ops = cpu_ops();

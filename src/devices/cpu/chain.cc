@@ -232,10 +232,10 @@ Result<KernelPtr> chain_kernel(const Use& use, Chain chain) {
   Layout layout;
   layout.inputs = use.inputs.size();
   layout.outputs = use.outputs.size();
-  std::vector<std::vector<int64_t>> strides{strides_of(use.out())};
+  std::vector<std::vector<int64_t>> strides{row_major(use.out())};
   for (size_t i = 0; i < layout.inputs; ++i) {
     layout.input_bytes.push_back(info(use.inputs[i].dtype).bytes);
-    std::vector<int64_t> own = broadcast_strides(use.in(i), use.out());
+    std::vector<int64_t> own = spread_strides(use.in(i), use.out());
     strides.push_back(std::move(own));
   }
   for (const TensorType& output : use.outputs)

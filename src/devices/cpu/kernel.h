@@ -10,6 +10,7 @@
 #include <concepts>
 
 #include "piper/devices/cpu.h"
+#include "piper/devices/kernel_use.h"
 
 namespace piper::cpu {
 
@@ -67,19 +68,8 @@ KernelPtr make_units_kernel(InPlace in_place, int64_t units, double work, F f,
   return kernel;
 }
 
-// Describes one use of an op, as check_use (signatures.h) allows it; beside it what joining made:
-// Fused and Pack, and the attributes `then`, `columns`, `grad_columns` and `packed_b`.
-struct Use {
-  std::string_view op;
-  const Attrs& attrs;
-  std::vector<TensorType> inputs;  // of an absent one: f32[]
-  std::vector<bool> present;       // by input
-  std::vector<TensorType> outputs;
+struct Use : KernelUse {
   const ProductTable* products = nullptr;  // null: products are cut as if there were no table
-
-  const Shape& in(size_t i) const { return inputs[i].shape; }
-  const Shape& out(size_t i = 0) const { return outputs[i].shape; }
-  DType type() const { return inputs[0].dtype; }
 };
 
 using Maker = Result<KernelPtr> (*)(const Use& use);
@@ -127,13 +117,6 @@ Result<KernelPtr> for_sizes(DType dtype, F f) {
     default:
       return f(uint64_t{});
   }
-}
-
-// Returns the product of extents [from, to) of a shape.
-inline int64_t extent(const Shape& shape, size_t from, size_t to) {
-  int64_t product = 1;
-  for (size_t d = from; d < to; ++d) product *= shape[d];
-  return product;
 }
 
 }  // namespace piper::cpu

@@ -10,11 +10,6 @@ namespace piper::cpu {
 
 inline constexpr int kMaxOperands = 32;
 
-// Returns row-major strides in elements.
-std::vector<int64_t> strides_of(const Shape& shape);
-// Strides of an operand of shape `from` broadcast to `to`.
-std::vector<int64_t> broadcast_strides(const Shape& from, const Shape& to);
-
 // Holds extents with, for each operand, a stride per extent. Extents of 1 are gone, and neighbours
 // that every operand walks through without a gap are merged, so most loops have one or two extents.
 // The innermost is kept apart.

@@ -29,7 +29,7 @@ struct Part {
 };
 
 inline Part part_of(const Use& use, size_t at, int64_t size) {
-  const bool given = at < use.inputs.size() && use.present[at];
+  const bool given = use.has(at);
   return {size, given ? use.attrs.integer("whole") : size, at, use.inputs.size(), given};
 }
 

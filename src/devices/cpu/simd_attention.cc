@@ -49,9 +49,9 @@ class Attention {
   bool sees(const Block& block) const { return seen(block, block.i0 + block.m - 1) > 0; }
   Head head(int64_t b, int64_t h) const {
     const int64_t g = h / (f.heads / f.kv_heads);
-    const int64_t bytes = f.masks ? 1 : static_cast<int64_t>(sizeof(T));
+    const int64_t bytes = f.mask == AttentionForm::kKeeps ? 1 : static_cast<int64_t>(sizeof(T));
     return {in.q + f.q.at(b, h), in.k + f.k.at(b, g), in.v + f.v.at(b, g),
-            in.mask ? in.mask + (b * f.mask[0] + h * f.mask[1]) * bytes : nullptr};
+            in.mask ? in.mask + (b * f.mask_step[0] + h * f.mask_step[1]) * bytes : nullptr};
   }
 
   // Returns how many of the block's keys the query sees.
@@ -70,14 +70,15 @@ class Attention {
   // The masks of a block's keys begin with their number.
   int64_t mask_element(const Block& block, int64_t query) const {
     const int64_t first = f.key.number(block.k0, f.keys), last = f.all_keys - block.n;
-    return query * f.mask[2] + HWY_MIN(first, last) * f.mask[3];
+    return query * f.mask_step[2] + HWY_MIN(first, last) * f.mask_step[3];
   }
   ScoreRule<T> rule_of(const Block& block, int64_t query, const std::byte* mask) const {
     ScoreRule<T> rule{static_cast<T>(f.scale), static_cast<T>(f.softcap)};
-    rule.masked = static_cast<T>(f.masked), rule.mask_step = f.mask[3];
+    rule.masked = static_cast<T>(f.masked_score), rule.mask_step = f.mask_step[3];
     const int64_t element = mask_element(block, query);
-    if (f.adds) rule.add = reinterpret_cast<const T*>(mask) + element;
-    if (f.masks) rule.keep = reinterpret_cast<const uint8_t*>(mask) + element;
+    if (f.mask == AttentionForm::kAdds) rule.add = reinterpret_cast<const T*>(mask) + element;
+    if (f.mask == AttentionForm::kKeeps)
+      rule.keep = reinterpret_cast<const uint8_t*>(mask) + element;
     return rule;
   }
 
@@ -143,7 +144,7 @@ class Attention {
   const AttentionInputs<T>& in;
   const AttentionSizes sizes;
   // Whether scores are made of products in one step, × scale, + a term, and rise with them.
-  bool at_once = f.softcap == 0 && !f.masks && f.scale > 0;
+  bool at_once = f.softcap == 0 && f.mask != AttentionForm::kKeeps && f.scale > 0;
   const ExpRate<T> rate = exp_rate<T>(f.scale);  // of products
   T* take(int64_t elements) {
     T* const at = scratch_;
@@ -228,8 +229,8 @@ template <class T>
 void Attention<T>::forward_block(const Head& h, const Block& block, T* y, T* lse) {
   copy_rows(h.q + block.i0 * f.q.token, f.q.token, block.m, f.width, dense_q);
   products(block, dense_q, f.width, packed_k, s);
-  const auto rows =
-      at_once && f.adds ? &Attention::forward_rows<true> : &Attention::forward_rows<false>;
+  const auto rows = at_once && f.mask == AttentionForm::kAdds ? &Attention::forward_rows<true>
+                                                              : &Attention::forward_rows<false>;
   for (int64_t r = 0; r < block.m; r += kPanel)
     (this->*rows)(h, block, r, HWY_MIN(kPanel, block.m - r), y, lse);
 }
@@ -281,8 +282,8 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
   const int64_t repeat = f.heads / f.kv_heads;
   // With a gradient of the mask, the scores' adjoints are wanted before those of the products.
   at_once = at_once && !a.dmask;
-  const auto run =
-      at_once && f.adds ? &Attention::backward_block<true> : &Attention::backward_block<false>;
+  const auto run = at_once && f.mask == AttentionForm::kAdds ? &Attention::backward_block<true>
+                                                             : &Attention::backward_block<false>;
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t b = unit / f.kv_heads, g = unit % f.kv_heads;
     int64_t k0 = 0;
@@ -301,7 +302,7 @@ void Attention<T>::backward(const AttentionAdjoints<T>& a, int64_t begin, int64_
             a.dq + f.dq.at(b, hd),
             a.dk + f.dk.at(b, g) + k0 * f.dk.token,
             a.dv + f.dv.at(b, g) + k0 * f.dv.token,
-            a.dmask ? a.dmask + b * f.mask[0] + hd * f.mask[1] : nullptr};
+            a.dmask ? a.dmask + b * f.mask_step[0] + hd * f.mask_step[1] : nullptr};
         for (int64_t i0 = 0, m = 0; i0 < f.queries; i0 += m) {
           m = queries_from(i0);
           const bool last = hd + 1 == (g + 1) * repeat && i0 + m == f.queries;
@@ -339,7 +340,7 @@ void Attention<T>::backward_block(const Head& h, const Block& block, const Atten
       gradient(row, line_of<kTerms>(block, i + t, h.mask), a.lse[i + t], dot[t], rise, ds);
       if (at_once) continue;
       T* const dmask = a.dmask ? a.dmask + mask_element(block, i + t) : nullptr;
-      through_rule(row, slope, ds, dmask, f.mask[3]);
+      through_rule(row, slope, ds, dmask, f.mask_step[3]);
     }
     TileResult<T> to{.row_step = f.dq.token, .vector_step = tile_lanes<T>(), .rows = rows};
     to.add = block.k0 > 0;

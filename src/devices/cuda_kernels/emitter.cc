@@ -6,17 +6,6 @@
 
 namespace piper::cuda_kernels {
 
-Use use_of(const FusedProgram& program, const ProgramOp& op) {
-  Use use{op.op, op.attrs, {}, {}, {}};
-  const auto type = [&](int32_t value) { return program.values[static_cast<size_t>(value)]; };
-  for (const int32_t input : op.inputs) {
-    use.inputs.push_back(input < 0 ? TensorType{} : type(input));
-    use.present.push_back(input >= 0);
-  }
-  for (const int32_t output : op.outputs) use.outputs.push_back(type(output));
-  return use;
-}
-
 std::string_view type_name(DType dtype) {
   switch (dtype) {
     case DType::kF64:

@@ -14,30 +14,8 @@
 
 namespace piper::cuda_kernels {
 
-// Describes one use of an op, as check_use (signatures.h) allows it, or what joining made: Fused,
-// and an attention of `columns`.
-struct Use {
-  std::string_view op;
-  const Attrs& attrs;
-  std::vector<TensorType> inputs;  // of an absent one: f32[]
-  std::vector<bool> present;       // by input
-  std::vector<TensorType> outputs;
+using Use = KernelUse;
 
-  const Shape& in(size_t i) const { return inputs[i].shape; }
-  const Shape& out(size_t i = 0) const { return outputs[i].shape; }
-  DType type(size_t i = 0) const { return inputs[i].dtype; }
-};
-Use use_of(const FusedProgram& program, const ProgramOp& op);
-
-inline bool is_absent(const Use& use, size_t input) {
-  return input >= use.inputs.size() || !use.present[input];
-}
-// Returns the product of extents [from, to) of a shape.
-inline int64_t extent(const Shape& shape, size_t from, size_t to) {
-  int64_t product = 1;
-  for (size_t d = from; d < to; ++d) product *= shape[d];
-  return product;
-}
 // Returns the elements from one row of an operand of this shape to the next.
 inline int64_t pitch_of(const DeviceOperand& operand, const Shape& shape) {
   return operand.pitch > 0 ? operand.pitch : shape.back();

@@ -119,7 +119,7 @@ class PitchSearch {
   }
   bool takes_in_rows(const ProgramOp& op, size_t operand, bool is_input) const {
     if (find_run_maker(op.op)) return false;
-    const Use use = use_of(program_, op);
+    const Use use = kernel_use(program_, op);
     const std::optional<Extents> extents = extents_of(use);
     const RowOp* const row_op = find_row_op(use);
     if (!extents || !row_op) return extents.has_value();

@@ -66,7 +66,7 @@ Status make_ops(const FusedProgram& program, size_t first, size_t last, Emitter&
   if (last > first + 1 || goes_by_rows(program, op)) return make_pass(program, first, last, emit);
   const Maker make = find_maker(op.op);
   if (!make) return fail("not supported: the cuda backend has no such op");
-  return make(use_of(program, op), emit);
+  return make(kernel_use(program, op), emit);
 }
 
 Status make_steps(const FusedProgram& program, std::span<const DeviceOperand> places,

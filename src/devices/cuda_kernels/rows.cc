@@ -72,12 +72,12 @@ std::optional<Extents> extents_of(const Use& use) {
 }
 
 bool goes_by_rows(const FusedProgram& program, const ProgramOp& op) {
-  return extents_of(use_of(program, op)).has_value();
+  return extents_of(kernel_use(program, op)).has_value();
 }
 
 // What sums in rows of one element would do so in another order among ops of wider rows.
 bool joins_rows(const FusedProgram& program, const ProgramOp& op) {
-  const Use use = use_of(program, op);
+  const Use use = kernel_use(program, op);
   const std::optional<Extents> extents = extents_of(use);
   const RowOp* const row_op = find_row_op(use);
   return extents && (!row_op || extents->width != 1);

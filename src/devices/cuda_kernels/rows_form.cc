@@ -21,34 +21,6 @@ std::vector<int64_t> strides_in(const RowOperand& operand, const Shape& to) {
   return strides;
 }
 
-// Holds dims of a loop, outermost first, and what each operand has by dim.
-struct Loop {
-  Shape extents;
-  std::vector<std::vector<int64_t>> strides;  // by operand
-};
-// Neighbouring dims that all operands go through without a gap are one.
-Loop loop_of(const Shape& shape, const std::vector<RowOperand*>& operands) {
-  std::vector<std::vector<int64_t>> all;
-  for (const RowOperand* operand : operands) all.push_back(strides_in(*operand, shape));
-  Loop loop{{}, std::vector<std::vector<int64_t>>(operands.size())};
-  for (size_t d = 0; d < shape.size(); ++d) {
-    if (shape[d] == 1) continue;
-    bool joins = !loop.extents.empty();
-    for (size_t k = 0; k < operands.size() && joins; ++k)
-      joins = loop.strides[k].back() == all[k][d] * shape[d];
-    if (joins)
-      loop.extents.back() *= shape[d];
-    else
-      loop.extents.push_back(shape[d]);
-    for (size_t k = 0; k < operands.size(); ++k) {
-      loop.strides[k].resize(loop.extents.size());
-      loop.strides[k].back() = all[k][d];
-    }
-  }
-  if (!loop.extents.empty()) return loop;
-  return {{1}, std::vector<std::vector<int64_t>>(operands.size(), {0})};
-}
-
 }  // namespace
 
 RowForm form_of(const RowOperand& operand, const Extents& extents, int64_t width) {
@@ -67,9 +39,13 @@ RowForm form_of(const RowOperand& operand, const Extents& extents, int64_t width
 
 void fold(PassOp& op) {
   std::vector<RowOperand*> operands;
+  std::vector<std::vector<int64_t>> all;
   for (auto* list : {&op.inputs, &op.outputs})
-    for (RowOperand& operand : *list) operands.push_back(&operand);
-  const auto [extents, strides] = loop_of(op.use.out(), operands);
+    for (RowOperand& operand : *list) {
+      operands.push_back(&operand);
+      all.push_back(strides_in(operand, op.use.out()));
+    }
+  const auto [extents, strides] = folded(op.use.out(), all, 0);
   const size_t last = extents.size() - 1;
   op.extents = {extent(extents, 0, last), extents[last]};
   for (size_t k = 0; k < operands.size(); ++k) {

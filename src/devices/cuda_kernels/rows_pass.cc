@@ -187,7 +187,7 @@ void Pass::write_row_op(const PassOp& op) {
   const RowOp& row_op = *op.row_op;
   std::string call = fmt::format("rows::{}(at", row_op.function);
   for (size_t i = 0; i < row_op.inputs.size(); ++i) {
-    call += is_absent(op.use, i) ? std::string(", rows::Zeros()")
+    call += !op.use.has(i) ? std::string(", rows::Zeros()")
             : row_op.inputs[i] == 'w'
                 ? fmt::format(", rows::weights<{}>({})", piece_of(op.inputs[i]),
                               pointer(op.inputs[i], true))
@@ -354,7 +354,7 @@ Status Pass::write(size_t first, Emitter& emit) {
 
 PassOp pass_op(const FusedProgram& program, const ProgramOp& op, size_t& operand,
                const Emitter& emit) {
-  PassOp made{use_of(program, op), {}, {}, {}, nullptr};
+  PassOp made{kernel_use(program, op), {}, {}, {}, nullptr};
   made.row_op = find_row_op(made.use);
   made.extents = extents_of(made.use).value();
   const auto add = [&](std::vector<RowOperand>& to, int32_t value, const TensorType& type,

@@ -192,7 +192,7 @@ Run run_of(const FusedProgram& program, size_t first, size_t last) {
   size_t o = first;
   int32_t operands = 0;
   for (; o < last && is_update(program.ops[o]); ++o) {
-    run.uses.push_back(use_of(program, program.ops[o]));
+    run.uses.push_back(kernel_use(program, program.ops[o]));
     operands += static_cast<int32_t>(operands_of(program.ops[o]));
   }
   run.copies.assign(run.uses.size(), -1);

@@ -36,42 +36,6 @@ uint64_t bits_of(double value, DType dtype) {
 
 }  // namespace
 
-std::vector<int64_t> row_major(const Shape& shape) {
-  std::vector<int64_t> strides(shape.size(), 1);
-  for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
-  return strides;
-}
-
-std::vector<int64_t> spread_strides(const Shape& from, const Shape& to) {
-  std::vector<int64_t> strides(to.size(), 0);
-  const std::vector<int64_t> own = row_major(from);
-  const size_t lead = to.size() - from.size();
-  for (size_t d = 0; d < from.size(); ++d)
-    if (from[d] != 1) strides[lead + d] = own[d];
-  return strides;
-}
-
-Walk folded(const Shape& extents, const std::vector<std::vector<int64_t>>& strides) {
-  Walk walk{{}, std::vector<std::vector<int64_t>>(strides.size())};
-  for (size_t d = 0; d < extents.size(); ++d) {
-    if (extents[d] == 1) continue;
-    bool merges = !walk.extents.empty();
-    for (size_t k = 0; merges && k < strides.size(); ++k)
-      merges = walk.strides[k].back() == strides[k][d] * extents[d];
-    if (merges) walk.extents.back() *= extents[d];
-    if (!merges) walk.extents.push_back(extents[d]);
-    for (size_t k = 0; k < strides.size(); ++k) {
-      if (merges) walk.strides[k].pop_back();
-      walk.strides[k].push_back(strides[k][d]);
-    }
-  }
-  if (walk.extents.empty()) {
-    walk.extents = {1};
-    for (std::vector<int64_t>& each : walk.strides) each = {1};
-  }
-  return walk;
-}
-
 int64_t common_bytes(std::initializer_list<int64_t> numbers) {
   int64_t bytes = 16;
   for (const int64_t n : numbers)

@@ -6,21 +6,6 @@
 
 namespace piper::cuda_kernels {
 
-// Returns row-major strides in elements.
-std::vector<int64_t> row_major(const Shape& shape);
-// Returns the strides with which the dims of `to` walk an operand of shape `from` that is broadcast
-// to it.
-std::vector<int64_t> spread_strides(const Shape& from, const Shape& to);
-
-// Holds extents, and by operand a stride of each. At least one dim.
-struct Walk {
-  Shape extents;
-  std::vector<std::vector<int64_t>> strides;
-};
-// Returns a walk without extents of 1, and with neighbours merged that every operand walks through
-// without a gap. Requires: no extent of 0.
-Walk folded(const Shape& extents, const std::vector<std::vector<int64_t>>& strides);
-
 // Returns the most bytes, up to 16 and a power of two, of which each of these numbers is a
 // multiple.
 int64_t common_bytes(std::initializer_list<int64_t> numbers);

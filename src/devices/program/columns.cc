@@ -2,12 +2,11 @@
 #include <algorithm>
 #include <optional>
 
+#include "piper/devices/kernel_use.h"
 #include "steps.h"
 
 namespace piper {
 namespace {
-
-constexpr size_t kNowhere = ~size_t{0};
 
 // Names columns [first, first + count) of a tensor seen as rows of `row` elements.
 struct Columns {
@@ -25,7 +24,7 @@ std::optional<Columns> columns_of(const ProgramOp& op, const Shape& from, const 
     if (to[d] == from[d]) continue;
     if (columns) return std::nullopt;
     const int64_t start = starts[d] < 0 ? starts[d] + from[d] : starts[d],
-                  inner = product(from, d + 1);
+                  inner = extent(from, d + 1, from.size());
     columns = Columns{start * inner, to[d] * inner, from[d] * inner};
   }
   return columns;
@@ -103,10 +102,11 @@ class ColumnMaker {
     ProgramOp& op = program_.ops[o];
     if (!op.attrs.find("columns")) return;
     std::vector<int32_t> made(op.outputs.begin(), op.outputs.begin() + 3);
-    size_t c = kNowhere;
+    size_t c = ProgramUses::kNone;
     for (int32_t value : made) {
       const auto& readers = uses_.readers(value);
-      if (whole_local(value) != value || readers.size() != 1 || (c != kNowhere && readers[0] != c))
+      if (whole_local(value) != value || readers.size() != 1 ||
+          (c != ProgramUses::kNone && readers[0] != c))
         return;
       c = readers[0];
     }
@@ -117,8 +117,9 @@ class ColumnMaker {
     int64_t first = 0;
     for (int32_t input : concat.inputs) {
       const auto i = std::find(made.begin(), made.end(), whole_local(input)) - made.begin();
-      const int64_t count = product(shape(made[static_cast<size_t>(i)]), 2);
-      if (product(shape(input), axis) != count) return;
+      const Shape& gradient = shape(made[static_cast<size_t>(i)]);
+      const int64_t count = extent(gradient, 2, gradient.size());
+      if (extent(shape(input), axis, shape(input).size()) != count) return;
       columns[static_cast<size_t>(i)] = first;
       first += count;
     }

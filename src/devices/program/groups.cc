@@ -13,21 +13,15 @@ constexpr size_t kMaxInputs = 31, kMaxOps = 64;  // of a group
 class Grouper {
  public:
   explicit Grouper(FusedProgram& program)
-      : program_(program),
-        uses_(program),
-        groups_(program, uses_),
-        maker_(program.values.size(), kNone) {
-    for (size_t o = 0; o < program.ops.size(); ++o) {
-      for (const int32_t output : program.ops[o].outputs) maker_[at(output)] = o;
-      fusable_.push_back(is_fusable(o));
-    }
+      : program_(program), uses_(program), groups_(program, uses_) {
+    for (size_t o = 0; o < program.ops.size(); ++o) fusable_.push_back(is_fusable(o));
   }
 
   void run(FuseCounts& counts) {
     for (size_t o = 0; o < program_.ops.size(); ++o) {
       if (!fusable_[o]) continue;
       for (int32_t input : program_.ops[o].inputs) {
-        const size_t maker = maker_[at(input)];
+        const size_t maker = uses_.maker(input);
         if (maker < o && fusable_[maker] && shape(maker) == shape(o))
           groups_.join(maker, o, [&](const auto& members) { return go_together(members); });
       }
@@ -47,25 +41,16 @@ class Grouper {
   }
 
  private:
-  static constexpr size_t kNone = ~size_t{0};
   const Shape& shape(size_t op) const {
     return program_.values[at(program_.ops[op].outputs[0])].shape;
-  }
-
-  // Returns whether it is one value: not an argument that is read and written, or written twice.
-  bool settled(int32_t value) const {
-    const int32_t base = uses_.base(value);
-    const size_t writes = uses_.writers(value).size();
-    if (base >= program_.num_args || writes == 0) return true;
-    return writes == 1 && !program_.arg_read[at(base)];
   }
 
   bool is_fusable(size_t o) const {
     const ProgramOp& op = program_.ops[o];
     if (!word_of(op) || op.outputs.size() != 1 || op.inputs.size() > kMaxInputs) return false;
-    if (!settled(op.outputs[0])) return false;
-    return std::all_of(op.inputs.begin(), op.inputs.end(),
-                       [&](int32_t input) { return input >= 0 && settled(input); });
+    if (!uses_.is_settled(op.outputs[0])) return false;
+    return std::ranges::all_of(
+        op.inputs, [&](int32_t input) { return input >= 0 && uses_.is_settled(input); });
   }
 
   // Distinct values that the ops read and do not make, in order of appearance.
@@ -73,9 +58,7 @@ class Grouper {
     std::vector<int32_t> inputs;
     for (size_t o : members)
       for (int32_t input : program_.ops[o].inputs) {
-        const size_t maker = maker_[at(input)];
-        const bool own =
-            maker != kNone && std::binary_search(members.begin(), members.end(), maker);
+        const bool own = std::ranges::binary_search(members, uses_.maker(input));
         if (!own && std::find(inputs.begin(), inputs.end(), input) == inputs.end())
           inputs.push_back(input);
       }
@@ -93,7 +76,7 @@ class Grouper {
     for (size_t o : members)
       for (int32_t input : program_.ops[o].inputs) {
         const std::vector<size_t>& writers = uses_.writers(input);
-        if (!writers.empty() && writers.back() != maker_[at(input)] &&
+        if (!writers.empty() && writers.back() != uses_.maker(input) &&
             std::binary_search(members.begin(), members.end(), writers.back()))
           return true;
       }
@@ -105,7 +88,6 @@ class Grouper {
   FusedProgram& program_;
   const ProgramUses uses_;
   OpGroups groups_;
-  std::vector<size_t> maker_;  // by value: the op that writes it
   std::vector<bool> fusable_;  // by op
 };
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <set>
 
-#include "piper/ir/ops.h"
+#include "piper/ir/loop_letters.h"
 #include "steps.h"
 
 namespace piper {
@@ -78,7 +78,7 @@ RowForm row_form(const OpDef& def, const OpTypes& use) {
   if (size(*shape) == 0) return form;
   const Letters rows = letters_of(*dims, dims->size() - 1);
   for (const char letter : rows)
-    if (rule.whole.find(letter) != std::string::npos) return form;
+    if (needs_whole(rule, letter)) return form;
   const int64_t width = shape->back();
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     const auto has = has_rows(rule.inputs[i], rows);
@@ -136,13 +136,6 @@ class RowJoiner {
       groups_.join(earlier, o, [&](const auto& members) { return go_together(members); });
   }
 
-  // Returns whether it is one value: not an argument that is read and written, or written twice.
-  bool is_settled(int32_t value) const {
-    const int32_t base = uses_.base(value);
-    const size_t writes = uses_.writers(value).size();
-    if (base >= program_.num_args) return writes <= 1;
-    return writes == 0 || (writes == 1 && !program_.arg_read[at(base)]);
-  }
   bool is_whole(int32_t value) const {
     return program_.values[at(value)].bytes() == program_.values[at(uses_.base(value))].bytes();
   }
@@ -153,7 +146,7 @@ class RowJoiner {
     OpTypes use = use_of(program_.values, op.inputs, op.outputs, op.attrs);
     for (const auto* values : {&op.inputs, &op.outputs})
       for (const int32_t value : *values)
-        if (value >= 0 && !is_settled(value)) return {};
+        if (value >= 0 && !uses_.is_settled(value)) return {};
     if (!def || def->pointwise) return pointwise_form(use);
     // What it takes along is done on its rows.
     const std::string then = op.attrs.text("then");

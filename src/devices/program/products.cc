@@ -8,15 +8,9 @@
 namespace piper {
 namespace {
 
-constexpr size_t kNone = ~size_t{0};
-
 class Finisher {
  public:
-  explicit Finisher(FusedProgram& program)
-      : program_(program), uses_(program), maker_(program.values.size(), kNone) {
-    for (size_t o = 0; o < program.ops.size(); ++o)
-      for (const int32_t output : program.ops[o].outputs) maker_[at(output)] = o;
-  }
+  explicit Finisher(FusedProgram& program) : program_(program), uses_(program) {}
 
   int64_t run() {
     std::vector<bool> gone(program_.ops.size());
@@ -24,7 +18,7 @@ class Finisher {
       const std::optional<size_t> side = product_side(o);
       if (!side) continue;
       ProgramOp& op = program_.ops[o];
-      const size_t m = maker_[at(op.inputs[*side])];
+      const size_t m = uses_.maker(op.inputs[*side]);
       ProgramOp& product = program_.ops[m];
       const std::string then = product.attrs.text("then");
       product.attrs.set("then", then.empty() ? op.op : then + " " + op.op);
@@ -35,7 +29,7 @@ class Finisher {
                                                                                                 : o;
       if (place == o) std::swap(product, op);
       gone[m + o - place] = true;
-      maker_[at(program_.ops[place].outputs[0])] = place;
+      uses_.maker(program_.ops[place].outputs[0]) = place;
     }
     size_t o = 0;
     return static_cast<int64_t>(
@@ -51,7 +45,7 @@ class Finisher {
     if ((op.op != "Add" && op.op != "Mul") || op.inputs.size() != 2) return std::nullopt;
     std::optional<size_t> side;
     for (size_t s : {0, 1})
-      if (may_finish(o, s) && (!side || maker_[at(op.inputs[s])] > maker_[at(op.inputs[*side])]))
+      if (may_finish(o, s) && (!side || uses_.maker(op.inputs[s]) > uses_.maker(op.inputs[*side])))
         side = s;
     return side;
   }
@@ -66,8 +60,8 @@ class Finisher {
     const ProgramOp& op = program_.ops[o];
     const int32_t v = op.inputs[side], other = op.inputs[1 - side], out = op.outputs[0];
     if (!is_read_once(v)) return false;
-    const size_t m = maker_[at(v)];
-    if (m == kNone) return false;
+    const size_t m = uses_.maker(v);
+    if (m == ProgramUses::kNone) return false;
     const ProgramOp& product = program_.ops[m];
     const OpDef* taker = find_op(product.op);
     if (!taker) return false;
@@ -121,8 +115,7 @@ class Finisher {
   }
 
   FusedProgram& program_;
-  const ProgramUses uses_;
-  std::vector<size_t> maker_;  // by value: the op that makes it
+  ProgramUses uses_;
 };
 
 }  // namespace

@@ -14,16 +14,24 @@ inline size_t at(int32_t value) { return static_cast<size_t>(value); }
 // Says which ops of a program touch each value: those that touch a view count for its base.
 class ProgramUses {
  public:
+  static constexpr size_t kNone = ~size_t{0};
   explicit ProgramUses(const FusedProgram& program);
   int32_t base(int32_t value) const { return bases_[at(value)]; }
   // Return ops in order, once for each operand.
   std::vector<size_t>& readers(int32_t value) { return readers_[at(base(value))]; }
   const std::vector<size_t>& readers(int32_t value) const { return readers_[at(base(value))]; }
   const std::vector<size_t>& writers(int32_t value) const { return writers_[at(base(value))]; }
+  // The op that has the value itself, not a view of it or its base, as a result.
+  size_t& maker(int32_t value) { return makers_[at(value)]; }
+  size_t maker(int32_t value) const { return makers_[at(value)]; }
+  // Returns whether it is one value: not an argument that is read and written, or written twice.
+  bool is_settled(int32_t value) const;
 
  private:
+  const FusedProgram& program_;
   const std::vector<int32_t> bases_;                    // by value
   std::vector<std::vector<size_t>> readers_, writers_;  // by base
+  std::vector<size_t> makers_;                          // by value; kNone: there is none
 };
 
 // Groups of ops, each of which is to run where its last op was. At first each op is one.
@@ -71,9 +79,6 @@ void finish_products(FusedProgram& program, FuseCounts& counts);
 void make_groups(FusedProgram& program, FuseCounts& counts);
 // Values that no op touches are gone, the others numbered again in order.
 void drop_unused(FusedProgram& program);
-
-// Returns the product of the extents from dim `from` on.
-int64_t product(const Shape& shape, size_t from);
 
 // Returns whether the op runs at matrix speed, by its first sample.
 bool is_product(const OpDef& def);

@@ -6,12 +6,25 @@
 namespace piper {
 
 ProgramUses::ProgramUses(const FusedProgram& program)
-    : bases_(program.bases()), readers_(bases_.size()), writers_(bases_.size()) {
+    : program_(program),
+      bases_(program.bases()),
+      readers_(bases_.size()),
+      writers_(bases_.size()),
+      makers_(bases_.size(), kNone) {
   for (size_t o = 0; o < program.ops.size(); ++o) {
     for (const int32_t input : program.ops[o].inputs)
       if (input >= 0) readers(input).push_back(o);
-    for (const int32_t output : program.ops[o].outputs) writers_[at(base(output))].push_back(o);
+    for (const int32_t output : program.ops[o].outputs) {
+      writers_[at(base(output))].push_back(o);
+      maker(output) = o;
+    }
   }
+}
+
+bool ProgramUses::is_settled(int32_t value) const {
+  const size_t writes = writers(value).size();
+  if (base(value) >= program_.num_args) return writes <= 1;
+  return writes == 0 || (writes == 1 && !program_.arg_read[at(base(value))]);
 }
 
 OpGroups::OpGroups(const FusedProgram& program, const ProgramUses& uses)

@@ -12,22 +12,17 @@ namespace {
 // again.
 std::optional<int64_t> renamed_at(const FusedProgram& program, const ProgramOp& op) {
   if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return std::nullopt;
-  const TensorType& from = program.values[static_cast<size_t>(op.inputs[0])];
-  const TensorType& to = program.values[static_cast<size_t>(op.outputs[0])];
+  const TensorType& from = program.values[at(op.inputs[0])];
+  const TensorType& to = program.values[at(op.outputs[0])];
   const OpDef* def = find_op(op.op);
   return def && def->first_byte ? def->first_byte(from, to, op.attrs) : std::nullopt;
 }
 
 class ViewMaker {
  public:
-  explicit ViewMaker(FusedProgram& program) : program_(program), writes_(program.values.size()) {
-    for (size_t o = 0; o < program.ops.size(); ++o)
-      for (int32_t output : program.ops[o].outputs) writes_[at(output)].push_back(o);
-    literal_.resize(program.values.size());
+  explicit ViewMaker(FusedProgram& program)
+      : program_(program), uses_(program), literal_(program.values.size()) {
     for (const auto& [value, bytes] : program.literals) literal_[at(value)] = true;
-    for (size_t o = 0; o < program.ops.size(); ++o)
-      for (int32_t input : program.ops[o].inputs)
-        if (input >= 0) last_read_[input] = o;
   }
 
   int64_t run() {
@@ -45,7 +40,6 @@ class ViewMaker {
   }
 
  private:
-  static size_t at(int32_t value) { return static_cast<size_t>(value); }
   bool is_arg(int32_t value) const { return value < program_.num_args; }
   ProgramView root(int32_t value) const {
     const auto it = views_.find(value);
@@ -58,10 +52,9 @@ class ViewMaker {
     const ProgramView source = root(op.inputs[0]);
     if (is_arg(out) || literal_[at(source.base)]) return false;
     if (is_arg(source.base)) {
-      const auto read = last_read_.find(out);
       // A reader of the view may itself be renamed: nothing may write the argument from here on.
-      const auto& writes = writes_[at(source.base)];
-      if (read != last_read_.end() && !writes.empty() && writes.back() > o) return false;
+      const auto& writes = uses_.writers(source.base);
+      if (!uses_.readers(out).empty() && !writes.empty() && writes.back() > o) return false;
     }
     views_[out] = {out, source.base, source.offset + offset};
     return true;
@@ -71,7 +64,7 @@ class ViewMaker {
   bool make_in_place(const ProgramOp& op, int64_t offset) {
     const int32_t in = op.inputs[0], out = op.outputs[0];
     if (!is_arg(out) || is_arg(in) || literal_[at(in)] || root(in).base != in || offset != 0 ||
-        program_.arg_read[at(out)] || writes_[at(out)].size() != 1 ||
+        program_.arg_read[at(out)] || uses_.writers(out).size() != 1 ||
         program_.values[at(in)].bytes() != program_.values[at(out)].bytes())
       return false;
     for (auto& [value, view] : views_)
@@ -81,19 +74,12 @@ class ViewMaker {
   }
 
   FusedProgram& program_;
-  std::vector<std::vector<size_t>> writes_;  // by value: the ops that write it
+  const ProgramUses uses_;  // as there are no views yet, of each value itself
   std::vector<bool> literal_;
-  std::map<int32_t, size_t> last_read_;
   std::map<int32_t, ProgramView> views_;
 };
 
 }  // namespace
-
-int64_t product(const Shape& shape, size_t from) {
-  int64_t result = 1;
-  for (size_t d = from; d < shape.size(); ++d) result *= shape[d];
-  return result;
-}
 
 void make_views(FusedProgram& program, FuseCounts& counts) {
   counts.views += ViewMaker(program).run();

@@ -18,7 +18,7 @@ KernelPtr pad_kernel(const Use& use, std::vector<int64_t> before, T value) {
   const int64_t low = rank == 0 ? 0 : std::clamp<int64_t>(before.back(), 0, n);
   const int64_t high = rank == 0 ? 1 : std::clamp<int64_t>(before.back() + from.back(), low, n);
   const int64_t skip = rank == 0 ? 0 : low - before.back();
-  const std::vector<int64_t> steps = strides_of(from);
+  const std::vector<int64_t> steps = row_major(from);
   const int64_t rows = rank == 0 ? 1 : extent(to, 0, rank - 1);
   return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
     const T* in = input<T>(p, 0);

@@ -83,7 +83,7 @@ Result<KernelPtr> make_gather_nd(const Use& use) {
   const auto b = static_cast<size_t>(batch_dims);
   const auto depth = static_cast<size_t>(indices.back());
   const Shape dims(data.begin() + b, data.begin() + b + depth);
-  const std::vector<int64_t> steps = strides_of(dims);
+  const std::vector<int64_t> steps = row_major(dims);
   const int64_t batches = extent(data, 0, b), per_batch = extent(indices, b, indices.size() - 1);
   const int64_t inner = extent(data, b + depth, data.size()), plane = num_elements(dims) * inner;
   return for_indices(use.inputs[1].dtype, [&](auto index_zero) {

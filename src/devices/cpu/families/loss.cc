@@ -145,7 +145,7 @@ Result<KernelPtr> make_cross_entropy_of_terms(const Use& use) {
 Result<KernelPtr> make_cross_entropy_grad(const Use& use) {
   const LabelRows rows = rows_of(use);
   const Part part = part_of(use, 5, rows.classes);
-  const bool topped = use.inputs.size() > 4 && use.present[4];
+  const bool topped = use.has(4);
   const DType dtype = statistics_of(use);
   return for_floats(use, dtype, [&]<class T>(T) {
     const Logits<T> logits(use.type(), rows.classes);

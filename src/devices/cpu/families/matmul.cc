@@ -47,11 +47,11 @@ Plan plan_of(const Use& use) {
     batch.clear();
   }
   const Shape lead_a(a.begin(), batch.empty() ? a.begin() : a.end() - 2);
-  const auto steps_a = broadcast_strides(lead_a, batch);
-  const auto steps_b = broadcast_strides(Shape(b.begin(), b.end() - 2), batch);
+  const auto steps_a = spread_strides(lead_a, batch);
+  const auto steps_b = spread_strides(Shape(b.begin(), b.end() - 2), batch);
   if (use.products)
     g.cut = cut_of(*use.products, {use.type(), g.trans_a, g.trans_b, g.m, g.n, g.k});
-  plan.batches = make_loop(batch, {strides_of(batch), steps_a, steps_b});
+  plan.batches = make_loop(batch, {row_major(batch), steps_a, steps_b});
   return plan;
 }
 

@@ -39,7 +39,7 @@ void transpose_block(const T* from, int64_t step, T* to, int64_t to_step, int64_
 // input by a stride.
 template <class T>
 KernelPtr strided_kernel(const Shape& shape, std::vector<int64_t> steps, int64_t first) {
-  const Loop loop = make_loop(shape, {strides_of(shape), std::move(steps)});
+  const Loop loop = make_loop(shape, {row_major(shape), std::move(steps)});
   const int64_t step = loop.inner_steps[1];
   if (!loop.outer.empty() && loop.outer_steps[1].back() == 1 && step > 1) {
     Loop planes = loop;  // the two innermost extents are one block
@@ -70,21 +70,21 @@ Result<KernelPtr> strided(const Use& use, std::vector<int64_t> steps, int64_t fi
 
 Result<KernelPtr> make_transpose(const Use& use) {
   const std::vector<int64_t> perm = use.attrs.integers("perm");
-  const std::vector<int64_t> own = strides_of(use.in(0));
+  const std::vector<int64_t> own = row_major(use.in(0));
   std::vector<int64_t> steps;
   for (const int64_t d : perm) steps.push_back(own[static_cast<size_t>(d)]);
   return strided(use, std::move(steps), 0);
 }
 
 Result<KernelPtr> make_expand(const Use& use) {
-  return strided(use, broadcast_strides(use.in(0), use.out()), 0);
+  return strided(use, spread_strides(use.in(0), use.out()), 0);
 }
 
 Result<KernelPtr> make_slice(const Use& use) {
   const std::vector<int64_t> starts = use.attrs.integers("starts"),
                              by = use.attrs.integers("steps");
   const Shape &from = use.in(0), &to = use.out();
-  const std::vector<int64_t> own = strides_of(from);
+  const std::vector<int64_t> own = row_major(from);
   std::vector<int64_t> steps(from.size());
   int64_t first = 0;
   for (size_t d = 0; d < from.size(); ++d) {

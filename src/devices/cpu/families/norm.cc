@@ -25,7 +25,7 @@ Then read_then(const Use& use) {
 Result<KernelPtr> make_layer_norm(const Use& use) {
   const double epsilon = use.attrs.real("epsilon", 1e-5);
   const Rows rows = rows_of(use, use.in(0));
-  const bool bias = use.inputs.size() == 3 && use.present[2];
+  const bool bias = use.has(2);
   const size_t first = use.inputs.size();
   return for_floats(use, use.type(), [&]<class T>(T) {
     const auto norm = [=, run = norm_fns<T>().layer_norm, size = rows.size](

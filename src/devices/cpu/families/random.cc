@@ -14,20 +14,8 @@ constexpr int64_t kBlock = 256;         // elements drawn at once
 constexpr int64_t kUnit = 32 * kBlock;  // elements a thread takes at once
 constexpr double kOneOver24Bits = 1.0 / (1 << 24);
 
-// Says where a use finds its key, and which elements of the whole tensor it has.
-struct Draw {
-  // Says how a cut divides: runs of so many elements are each one of `shards` in what it cuts.
-  struct Cut {
-    int64_t run = 1, shards = 1;
-    size_t operand = 0;  // that has the own number, `unit` times; 0: it is none
-    int64_t unit = 1;
-    bool mirrored = false;  // in every second run of the whole the own one counts from the end
-    int64_t zeros = 0;      // so many elements of a run were not there before
-  };
-  size_t key = 0;  // operand
-  int64_t elements = 0;
-  std::vector<Cut> cuts;  // the last one first
-
+// Finds places and words while a step runs, when own numbers are known.
+struct Drawn : Draw {
   // Calls f(first element of the use, its place in the whole) for pieces of at most kBlock elements
   // of one run, which begin and end at elements [begin, end) of the use.
   template <class F>
@@ -65,35 +53,6 @@ struct Draw {
   }
 };
 
-Draw draw_of(const Use& use, size_t key) {
-  const std::vector<int64_t> cuts = use.attrs.integers("cuts"), zeros = use.attrs.integers("zeros");
-  Draw draw{.key = key, .elements = num_elements(use.out())};
-  int64_t elements = draw.elements;  // of what cuts have left so far
-  const auto without_zeros = [&](size_t after) {
-    for (size_t z = zeros.size() / 3; z-- > 0;) {
-      if (zeros[3 * z] != static_cast<int64_t>(after)) continue;
-      const int64_t rows = zeros[3 * z + 1], behind = zeros[3 * z + 2];
-      draw.cuts.push_back({.run = elements / rows, .zeros = behind});
-      elements -= rows * behind;
-    }
-  };
-  without_zeros(cuts.size() / 2);
-  for (size_t c = cuts.size() / 2; c-- > 0;) {
-    draw.cuts.push_back({std::max<int64_t>(elements / std::abs(cuts[2 * c]), 1), cuts[2 * c + 1],
-                         key + 3 + c, 1, cuts[2 * c] < 0});
-    elements *= cuts[2 * c + 1];
-    without_zeros(c);
-  }
-  const int64_t rows = use.attrs.integer("rows", 1);
-  Draw::Cut samples{std::max<int64_t>(elements / rows, 1), use.attrs.integer("shards", 1)};
-  if (use.inputs.size() > key + 2 && use.present[key + 2]) {
-    samples.operand = key + 2;
-    samples.unit = use.in(key + 2)[0];
-  }
-  draw.cuts.push_back(samples);
-  return draw;
-}
-
 // f(pointers, begin, end) does elements [begin, end).
 template <class F>
 KernelPtr elements_kernel(InPlace in_place, int64_t elements, double nanoseconds, F f) {
@@ -118,7 +77,7 @@ double normal(const uint32_t* pair, bool second) {
 }
 
 template <class T>
-KernelPtr random_kernel(const Draw& draw, size_t operands, bool is_normal, double shift,
+KernelPtr random_kernel(const Drawn& draw, size_t operands, bool is_normal, double shift,
                         double scale) {
   const auto run = [=](Pointers p, int64_t begin, int64_t end) {
     alignas(64) uint32_t buffer[kBlock + 4];
@@ -149,7 +108,7 @@ void mask_elements(const T* x, const uint32_t* words, uint32_t threshold, double
 }
 
 template <class T>
-KernelPtr dropout_kernel(const Draw& draw, size_t operands, uint32_t threshold, double scale) {
+KernelPtr dropout_kernel(const Drawn& draw, size_t operands, uint32_t threshold, double scale) {
   const auto run = [=](Pointers p, int64_t begin, int64_t end) {
     alignas(64) uint32_t buffer[kBlock + 4];
     const T* x = input<T>(p, 0);
@@ -171,7 +130,7 @@ Result<KernelPtr> for_any_float(DType dtype, F f) {
 }
 
 Result<KernelPtr> make_random(const Use& use) {
-  const Draw draw = draw_of(use, 0);
+  const Drawn draw{draw_of(use, 0)};
   const std::string kind = use.attrs.text("distribution", "uniform");
   const double shift = use.attrs.real("shift", 0);
   const double scale = use.attrs.real("scale", 1);
@@ -181,7 +140,7 @@ Result<KernelPtr> make_random(const Use& use) {
 }
 
 Result<KernelPtr> make_dropout(const Use& use) {
-  const Draw draw = draw_of(use, 1);
+  const Drawn draw{draw_of(use, 1)};
   const double ratio = use.attrs.real("ratio", 0.5);
   // An element is kept where its uniform number is at least the ratio.
   const auto threshold = static_cast<uint32_t>(std::ceil(ratio * (1 << 24)));

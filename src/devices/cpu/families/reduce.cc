@@ -120,7 +120,7 @@ KernelPtr reduce_kernel(Loop loop, int64_t out_count) {
 std::vector<int64_t> output_steps(const Shape& from, const std::vector<int64_t>& axes) {
   Shape kept = from;
   for (int64_t axis : axes) kept[static_cast<size_t>(axis)] = 1;
-  return broadcast_strides(kept, from);
+  return spread_strides(kept, from);
 }
 
 // Goes over the elements of a tensor by what they are reduced to, a block of results at a time, so
@@ -130,7 +130,7 @@ class ByResult {
   static constexpr int64_t kBlock = 512;
   // `results` is the tensor's shape with 1 for dims that are reduced.
   ByResult(const Shape& shape, const Shape& results) {
-    const std::vector<int64_t> strides = strides_of(shape);
+    const std::vector<int64_t> strides = row_major(shape);
     Shape kept, reduced;
     std::vector<int64_t> kept_steps, reduced_steps;
     for (size_t d = 0; d < shape.size(); ++d) {
@@ -172,7 +172,7 @@ class ByResult {
 Result<KernelPtr> make_reduce(const Use& use) {
   const std::vector<int64_t> axes = use.attrs.integers("axes");
   std::vector<int64_t> steps = output_steps(use.in(0), axes);
-  Loop loop = make_loop(use.in(0), {strides_of(use.in(0)), std::move(steps)});
+  Loop loop = make_loop(use.in(0), {row_major(use.in(0)), std::move(steps)});
   if (loop.inner == 1) loop.inner_steps = {1, 1};  // one element either way
   const int64_t count = num_elements(use.out());
   return for_numbers(use, use.type(), [&]<class T>(T) -> Result<KernelPtr> {

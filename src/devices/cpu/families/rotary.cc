@@ -12,8 +12,8 @@ Result<KernelPtr> make_rotary(const Use& use) {
   const Shape &x = use.in(0), &table = use.in(1);
   const int64_t half = x.back() / 2;
   const Shape lead(x.begin(), x.end() - 1);
-  auto steps = broadcast_strides(Shape(table.begin(), table.end() - 1), lead);
-  const Loop rows = make_loop(lead, {strides_of(lead), steps});
+  auto steps = spread_strides(Shape(table.begin(), table.end() - 1), lead);
+  const Loop rows = make_loop(lead, {row_major(lead), steps});
   return for_floats(use, use.type(), [&]<class T>(T) {
     return make_kernel(InPlace::kYes, [=, run = norm_fns<T>().rotate](Pointers p, std::byte*) {
       rows.each_row([&](const int64_t* at) {

@@ -47,12 +47,12 @@ struct Along {
 
 Along along(const Use& use, const Shape& data, const Shape& indices) {
   const int64_t axis = use.attrs.integer("axis");
-  std::vector<int64_t> steps = strides_of(data);
+  std::vector<int64_t> steps = row_major(data);
   Along out;
   out.size = data[axis];
   out.step = steps[axis];
   steps[axis] = 0;
-  out.loop = make_loop(indices, {strides_of(indices), std::move(steps)});
+  out.loop = make_loop(indices, {row_major(indices), std::move(steps)});
   return out;
 }
 
@@ -82,7 +82,7 @@ Slices slices_of(const Shape& data, const Shape& indices, int64_t batch_dims) {
   const auto depth = static_cast<size_t>(indices.back());
   Slices s;
   s.dims.assign(data.begin() + b, data.begin() + b + depth);
-  s.steps = strides_of(s.dims);
+  s.steps = row_major(s.dims);
   s.batches = extent(data, 0, b);
   s.per_batch = extent(indices, b, indices.size() - 1);
   s.inner = extent(data, b + depth, data.size());

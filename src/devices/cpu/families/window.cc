@@ -18,7 +18,7 @@ Walk walk_of(const Use& use, const Shape& image, const Shape& windows) {
   const std::vector<int64_t> strides = use.attrs.integers("strides");
   const std::vector<int64_t> dilations = use.attrs.integers("dilations");
   const size_t dims = image.size() - 2;
-  const std::vector<int64_t> own = strides_of(image);
+  const std::vector<int64_t> own = row_major(image);
   std::vector<int64_t> steps(windows.size());
   steps[0] = own[0];
   steps[dims + 1] = own[1];
@@ -26,7 +26,7 @@ Walk walk_of(const Use& use, const Shape& image, const Shape& windows) {
     steps[d + 1] = own[d + 2] * strides[d];
     steps[d + 2 + dims] = own[d + 2] * dilations[d];
   }
-  return {make_loop(windows, {strides_of(windows), std::move(steps)}), num_elements(windows),
+  return {make_loop(windows, {row_major(windows), std::move(steps)}), num_elements(windows),
           num_elements(image)};
 }
 

@@ -1,5 +1,4 @@
 // Emits kernels or library steps of Attention, AttentionGrad and AttentionMerge.
-#include "attention.h"
 
 #include <algorithm>
 #include <limits>
@@ -108,7 +107,7 @@ class Kernels {
     return fmt::format("p.at<{}>({})", type, operand);
   }
   std::string input(size_t i, std::string_view type) const {
-    return is_absent(use_, i) ? "nullptr" : at(fmt::format("const {}", type), i);
+    return !use_.has(i) ? "nullptr" : at(fmt::format("const {}", type), i);
   }
   std::string output(size_t i, std::string_view type) const {
     return at(type, use_.inputs.size() + i);
@@ -230,7 +229,7 @@ Status make(const Use& use, const Form& form, std::vector<DeviceOperand> operand
   };
   if (!is_taken) return make_kernels();
   const auto input = [&](size_t i, bool is_read) {
-    return is_read && !is_absent(use, i) ? emit.operand(i) : DeviceOperand{};
+    return is_read && use.has(i) ? emit.operand(i) : DeviceOperand{};
   };
   DeviceOperand terms;
   if (const int64_t bytes = cudnn_terms(form).bytes) terms = emit.scratch(bytes);

@@ -47,7 +47,7 @@ Places places_of_axis(const Use& use, const Shape& data, const Shape& indices) {
            .inner = extent(data, axis + 1, data.size()),
            .places = num_elements(indices),
            .sizes = {data[axis]}};
-  if (!is_absent(use, 2)) {
+  if (use.has(2)) {
     p.sizes = {use.attrs.integer("whole")};
     p.first = "p.at<const int64_t>(2)[0]";
   }

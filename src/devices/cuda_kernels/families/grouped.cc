@@ -27,7 +27,7 @@ struct Grouped {
 Grouped sort_rows(const Use& use, int64_t here, int64_t n, Emitter& emit) {
   Grouped g{.rows = num_elements(use.in(kIndex)), .k = use.in(kRows).back(), .n = n, .here = here};
   g.trans_b = use.attrs.integer("trans_b") != 0;
-  const bool is_part = !is_absent(use, kFirst);
+  const bool is_part = use.has(kFirst);
   g.groups = fmt::format("Groups<{}, {}>", here, is_part ? use.attrs.integer("whole") : here);
   g.operands = static_cast<int32_t>(use.inputs.size() + 1);
   const int64_t bytes = info(DType::kI64).bytes, groups = here + 2;

@@ -62,8 +62,8 @@ void sum_terms(int64_t rows, DType dtype, size_t sum, size_t operands, const Dev
 
 // Returns the position in the text of an input that may be given or not, or null.
 std::string optional(const Use& use, size_t input, std::string_view type) {
-  return is_absent(use, input) ? fmt::format("static_cast<const {}*>(nullptr)", type)
-                               : fmt::format("p.at<const {}>({})", type, input);
+  return !use.has(input) ? fmt::format("static_cast<const {}*>(nullptr)", type)
+                         : fmt::format("p.at<const {}>({})", type, input);
 }
 
 Status make_cross_entropy_sum(const Use& use, Emitter& emit) {
@@ -114,7 +114,7 @@ Status make_cross_entropy_grad(const Use& use, Emitter& emit) {
   // What every device has beside the static shared memory of the kernel.
   constexpr int64_t kMostKept = 99 * 1024 - 512;
   const Rows rows = rows_of(use, emit);
-  const bool keeps = is_absent(use, 4) && rows.bytes <= kMostKept;
+  const bool keeps = !use.has(4) && rows.bytes <= kMostKept;
   take_rows(rows,
             "losses::cross_entropy_grad_row<{classes}LL, {pitch}LL, {whole}LL, {threads}, {keeps}>("
             "p.at<const {T}>(0), p.at<const int64_t>(1), p.at<const {C}>(2), p.at<const {C}>(3), " +

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
 #include "families.h"
 #include "walk.h"
@@ -11,56 +10,21 @@
 namespace piper::cuda_kernels {
 namespace {
 
-// Says where a use finds its key, and which elements of the whole tensor it has.
-struct Draw {
-  struct Cut {
-    int64_t run = 1, shards = 1, zeros = 0;
-    bool mirrored = false;
-    std::string own = "0";  // an expression: the own number
-  };
-  std::vector<Cut> cuts;  // the last one first
-  size_t key = 0;         // operand
-  int64_t elements = 0;
-
-  // Returns whether four elements from a multiple of four on are so in the whole.
-  bool by_fours() const {
-    return std::all_of(cuts.begin(), cuts.end(),
-                       [](const Cut& cut) { return cut.run % 4 == 0 && cut.zeros % 4 == 0; });
-  }
-};
+// Returns whether four elements from a multiple of four on are so in the whole.
+bool by_fours(const Draw& draw) {
+  return std::ranges::all_of(
+      draw.cuts, [](const Draw::Cut& cut) { return cut.run % 4 == 0 && cut.zeros % 4 == 0; });
+}
 
 std::string number_of(size_t operand) {
   return fmt::format("static_cast<uint64_t>(p.at<const int64_t>({})[0])", operand);
 }
 
-Draw draw_of(const Use& use, size_t key) {
-  const std::vector<int64_t> cuts = use.attrs.integers("cuts"), zeros = use.attrs.integers("zeros");
-  Draw draw{.key = key, .elements = num_elements(use.out())};
-  int64_t elements = draw.elements;  // of what cuts have left so far
-  const auto without_zeros = [&](size_t after) {
-    for (size_t z = zeros.size() / 3; z-- > 0;) {
-      if (zeros[3 * z] != static_cast<int64_t>(after)) continue;
-      const int64_t rows = zeros[3 * z + 1], behind = zeros[3 * z + 2];
-      draw.cuts.push_back({.run = elements / rows, .zeros = behind});
-      elements -= rows * behind;
-    }
-  };
-  without_zeros(cuts.size() / 2);
-  for (size_t c = cuts.size() / 2; c-- > 0;) {
-    draw.cuts.push_back({.run = std::max<int64_t>(elements / std::abs(cuts[2 * c]), 1),
-                         .shards = cuts[2 * c + 1],
-                         .mirrored = cuts[2 * c] < 0,
-                         .own = number_of(key + 3 + c)});
-    elements *= cuts[2 * c + 1];
-    without_zeros(c);
-  }
-  const int64_t rows = use.attrs.integer("rows", 1), shards = use.attrs.integer("shards", 1);
-  const bool is_cut = !is_absent(use, key + 2);
-  if (!is_cut && rows == 1) return draw;  // the run is all there is
-  Draw::Cut samples{.run = std::max<int64_t>(elements / rows, 1), .shards = shards};
-  if (is_cut) samples.own = fmt::format("{} / {}ull", number_of(key + 2), use.in(key + 2)[0]);
-  draw.cuts.push_back(samples);
-  return draw;
+// Returns the expression of the own number.
+std::string own_text(const Draw::Cut& cut) {
+  if (cut.operand == 0) return "0";
+  const std::string number = number_of(cut.operand);
+  return cut.unit == 1 ? number : fmt::format("{} / {}ull", number, cut.unit);
 }
 
 // Returns a value `lies` of the text's Whole or Parts.
@@ -73,7 +37,7 @@ std::string lies_text(const Draw& draw) {
     shards.push_back(cut.shards);
     zeros.push_back(cut.zeros);
     mirrored.push_back(cut.mirrored);
-    own += (own.empty() ? "" : ", ") + cut.own;
+    own += (own.empty() ? "" : ", ") + own_text(cut);
   }
   return fmt::format("  const Parts<{}> lies{{{{{}, {}, {}, {}}}, {{{}}}}};\n", run.size(),
                      list(run), list(shards), list(zeros), list(mirrored), own);
@@ -93,8 +57,8 @@ Status make_random(const Use& use, Emitter& emit) {
   launch_draws(
       draw,
       fmt::format("  draw<{}, {}>(p.at<{}>({}), {}ull, lies, step, key, {}, {});", is_normal,
-                  draw.by_fours(), type_name(use.outputs[0].dtype), use.inputs.size(),
-                  draw.elements, literal(use.attrs.real("shift", 0), DType::kF64),
+                  by_fours(draw), type_name(use.outputs[0].dtype), use.inputs.size(), draw.elements,
+                  literal(use.attrs.real("shift", 0), DType::kF64),
                   literal(use.attrs.real("scale", 1), DType::kF64)),
       emit);
   return ok_status();
@@ -116,7 +80,7 @@ Status make_dropout(const Use& use, Emitter& emit) {
       fmt::format("  typedef Pack<{}, {}> Elements;\n"
                   "  dropout<{}>(p.at<const Elements>(0), p.at<Elements>({}), {}ull, lies, "
                   "step, key, {}u, {});",
-                  type_name(use.type()), pack, draw.by_fours(), result, draw.elements, threshold,
+                  type_name(use.type()), pack, by_fours(draw), result, draw.elements, threshold,
                   literal(scale, compute_type(use.type()))),
       emit);
   return ok_status();

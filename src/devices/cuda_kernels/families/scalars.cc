@@ -130,7 +130,7 @@ Status make_next_loss_scale(const Use& use, Emitter& emit) {
 }
 
 Status make_next_step(const Use& use, Emitter& emit) {
-  const std::string_view more = is_absent(use, 1) ? "1" : "(*p.at<const bool>(1) ? 0 : 1)";
+  const std::string_view more = !use.has(1) ? "1" : "(*p.at<const bool>(1) ? 0 : 1)";
   return make_scalar(
       "",
       fmt::format("*p.at<int64_t>({}) = *p.at<const int64_t>(0) + {};", use.inputs.size(), more),

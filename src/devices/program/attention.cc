@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "attention.h"
+#include "piper/devices/kernel_use.h"
 
-namespace piper::cuda_kernels {
+namespace piper {
 
 DeviceRows rows_of(const Shape& shape, bool tokens_first) {
   const int64_t inner = shape[2] * shape[3];
@@ -16,7 +16,6 @@ DeviceRows rows_of(const Shape& shape, bool tokens_first) {
 namespace {
 
 using Form = DeviceAttention;
-constexpr int64_t kFurthest = int64_t{1} << 40;  // a token
 
 // q, k and v, or their gradients, are `columns` of one tensor of `elements`: its rows are tokens.
 void place_columns(const std::vector<int64_t>& columns, int64_t elements, const Form& f,
@@ -25,7 +24,7 @@ void place_columns(const std::vector<int64_t>& columns, int64_t elements, const 
   for (size_t i = 0; i < 3; ++i) *rows[i] = {f.queries * row, row, f.width, columns[i]};
 }
 
-void read_columns(const Use& use, const std::vector<int64_t>& columns, const TensorType& y,
+void read_columns(const KernelUse& use, const std::vector<int64_t>& columns, const TensorType& y,
                   Form& f) {
   const bool tokens_first = use.attrs.integers("tokens_first")[3] != 0;
   f.kv_heads = use.attrs.integer("kv_heads");
@@ -35,7 +34,7 @@ void read_columns(const Use& use, const std::vector<int64_t>& columns, const Ten
   place_columns(columns, num_elements(use.in(0)), f, {&f.q, &f.k, &f.v});
 }
 
-void read_operands(const Use& use, const TensorType& y, Form& f) {
+void read_operands(const KernelUse& use, const TensorType& y, Form& f) {
   const auto first = use.attrs.integers("tokens_first");
   const Shape &q = use.in(0), &k = use.in(1), &v = use.in(2);
   f.batch = q[0], f.queries = q[first[0] ? 1 : 2], f.heads = q[first[0] ? 2 : 1];
@@ -45,11 +44,11 @@ void read_operands(const Use& use, const TensorType& y, Form& f) {
   f.y = rows_of(y.shape, first[3]);
 }
 
-void read_mask(const Use& use, size_t mask, Form& f) {
+void read_mask(const KernelUse& use, size_t mask, Form& f) {
   f.all_keys = use.attrs.integer("keys", f.keys);
   f.masked_score = use.attrs.real("masked_score", -std::numeric_limits<double>::infinity());
   f.mask_grad = use.attrs.integer("mask_grad") != 0;
-  if (is_absent(use, mask)) return;
+  if (!use.has(mask)) return;
   const Shape& shape = use.in(mask);
   f.mask = use.type(mask) == DType::kBool ? Form::kKeeps : Form::kAdds;
   f.wide_mask = f.mask == Form::kAdds && use.type(mask) != f.type;
@@ -58,7 +57,7 @@ void read_mask(const Use& use, size_t mask, Form& f) {
 
 }  // namespace
 
-DeviceAttention attention_of(const Use& use, size_t mask, const TensorType& y) {
+DeviceAttention attention_of(const KernelUse& use, size_t mask, const TensorType& y) {
   Form f;
   f.type = use.type();
   const std::vector<int64_t> columns = use.attrs.integers("columns");
@@ -69,13 +68,13 @@ DeviceAttention attention_of(const Use& use, size_t mask, const TensorType& y) {
   read_mask(use, mask, f);
   f.scale = use.attrs.real("scale", 1), f.softcap = use.attrs.real("softcap", 0);
   f.causal = use.attrs.integer("causal") != 0;
-  f.offset = std::clamp(use.attrs.integer("offset"), -kFurthest, kFurthest);
-  if (!is_absent(use, mask + 1)) f.query_stretches = num_elements(use.in(mask + 1));
-  if (!is_absent(use, mask + 2)) f.key_stretches = num_elements(use.in(mask + 2));
+  f.offset = std::clamp(use.attrs.integer("offset"), -Form::kFurthest, Form::kFurthest);
+  if (use.has(mask + 1)) f.query_stretches = num_elements(use.in(mask + 1));
+  if (use.has(mask + 2)) f.key_stretches = num_elements(use.in(mask + 2));
   return f;
 }
 
-DeviceAttention attention_grad_of(const Use& use) {
+DeviceAttention attention_grad_of(const KernelUse& use) {
   Form f = attention_of(use, 6, use.inputs[3]);
   f.is_gradient = true;
   const std::vector<int64_t> columns = use.attrs.integers("grad_columns");
@@ -89,4 +88,4 @@ DeviceAttention attention_grad_of(const Use& use) {
   return f;
 }
 
-}  // namespace piper::cuda_kernels
+}  // namespace piper
