@@ -29,6 +29,8 @@ struct PlanIdentity {
   std::optional<Error> failure = std::nullopt;
 };
 
+int64_t now_ns();  // of the steady clock
+
 // Holds what one rank shows to others: what it does and whom it waits for. The error of a wait that
 // times out follows these to the rank at the end of the chain, and names it.
 struct alignas(64) Seat {

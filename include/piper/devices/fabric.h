@@ -216,8 +216,8 @@ class Fabric {
   // ---- During a step ----------------------------------------------------------------------------
   // Returns at once. The caller does not touch the bytes until the receive is known to be complete,
   // at the latest wait_sends.
-  virtual Status send(int32_t route, const std::byte* data, int64_t bytes) = 0;
-  virtual Status recv(int32_t route, std::byte* to, int64_t bytes) = 0;
+  virtual Status send(int32_t route, const std::byte* data, int64_t bytes);
+  virtual Status recv(int32_t route, std::byte* to, int64_t bytes);
   // Sends all parts as one message, without a copy of them side by side; what is received has the
   // same parts.
   virtual Status send(int32_t route, std::span<const MessagePart> parts) = 0;

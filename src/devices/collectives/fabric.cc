@@ -136,14 +136,6 @@ class DeviceFabric final : public Fabric {
     return prepared;
   }
 
-  Status send(int32_t route, const std::byte* data, int64_t bytes) override {
-    const MessagePart whole{const_cast<std::byte*>(data), bytes};
-    return links_->send(route, {&whole, 1});
-  }
-  Status recv(int32_t route, std::byte* to, int64_t bytes) override {
-    const MessagePart whole{to, bytes};
-    return links_->recv(route, {&whole, 1});
-  }
   Status send(int32_t route, std::span<const MessagePart> parts) override {
     return links_->send(route, parts);
   }

@@ -9,12 +9,12 @@ namespace {
 
 constexpr double kLongestInterval = 0.1;
 
+}  // namespace
+
 int64_t now_ns() {
   const auto since = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
 }
-
-}  // namespace
 
 Patience::Patience(Seat& seat, double limit_s)
     : seat_(seat),

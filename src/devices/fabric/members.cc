@@ -1,4 +1,4 @@
-// Who may be a rank's peer, and who a group's members.
+// Who may be a rank's peer, and who a group's members; messages of one part.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +7,16 @@
 #include "piper/devices/fabric.h"
 
 namespace piper {
+
+Status Fabric::send(int32_t route, const std::byte* data, int64_t bytes) {
+  const MessagePart whole{const_cast<std::byte*>(data), bytes};
+  return send(route, std::span(&whole, 1));
+}
+
+Status Fabric::recv(int32_t route, std::byte* to, int64_t bytes) {
+  const MessagePart whole{to, bytes};
+  return recv(route, std::span(&whole, 1));
+}
 
 Status check_peer(int64_t rank, int64_t world, int64_t peer) {
   if (peer >= 0 && peer < world && peer != rank) return ok_status();

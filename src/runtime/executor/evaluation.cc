@@ -10,10 +10,6 @@
 namespace piper {
 namespace {
 
-Error evaluation_usage(std::string text) {
-  return Error{ExitCode::kUsage, {}, std::move(text), {}};
-}
-
 // Splits "name=SOURCE". A source such as "x=rows.npy" or "labels=rows.npy" names an input.
 std::pair<std::string, std::string> name_and_source(const std::string& text,
                                                     std::span<const InputNeed> needs) {
@@ -100,12 +96,12 @@ Status open_evaluation(RunOptions& options, const PlanSet& set,
   if (options.evaluation.empty()) {
     if (!options.evaluate_only && job.evaluate_every == 0 && options.evaluation_batches == 0)
       return ok_status();
-    return evaluation_usage("--eval-only, --eval-every and --eval-batches need a set to evaluate")
+    return usage("--eval-only, --eval-every and --eval-batches need a set to evaluate")
         .with_note("help: --eval-data SOURCE, or --eval-data NAME=SOURCE for several sets");
   }
   for (const RoleProgram& role : set.roles)
     if (role.evaluation.empty())
-      return evaluation_usage(fmt::format("the plans in {} cannot evaluate", set.directory))
+      return usage(fmt::format("the plans in {} cannot evaluate", set.directory))
           .with_note("help: compile them with 'piperc --eval'");
   PIPER_ASSIGN(const std::vector<InputNeed> needs, data_needs(set));
   const int64_t batch = batch_of(set);
@@ -123,11 +119,11 @@ Status open_evaluation(RunOptions& options, const PlanSet& set,
     }
     int64_t batches = (*data)->steps();
     if (batches < 1)
-      return evaluation_usage(fmt::format("--eval-data '{}' has less than one batch of {} samples",
-                                          quote_control(name), batch));
+      return usage(fmt::format("--eval-data '{}' has less than one batch of {} samples",
+                               quote_control(name), batch));
     if (options.evaluation_batches > 0) batches = std::min(batches, options.evaluation_batches);
     if (batches == INT64_MAX)
-      return evaluation_usage(fmt::format("--eval-data '{}' has no end", quote_control(name)))
+      return usage(fmt::format("--eval-data '{}' has no end", quote_control(name)))
           .with_note("help: --eval-batches K takes the first K batches");
     job.evaluation.push_back({name, data->get(), batches});
     keep.push_back(*std::move(data));

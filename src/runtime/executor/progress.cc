@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <string_view>
 #include <utility>
@@ -83,8 +82,7 @@ std::optional<double> TimeLeft::after(int64_t step, double time) {
 }
 
 void Progress::show(const StepMetrics& metrics) {
-  const auto since = std::chrono::steady_clock::now().time_since_epoch();
-  const double now = std::chrono::duration<double, std::milli>(since).count();
+  const double now = static_cast<double>(now_ns()) / 1e6;
   const std::optional<double> left = left_.after(metrics.step, now / 1e3);
   for (const auto& [kind, ms] : metrics.spent_ms)
     if (kind == std::string_view("data")) data_ms_ = ms;

@@ -114,7 +114,6 @@ class InprocTransport final : public Transport, public Control, public Fabric {
   Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator, int32_t) override;
 
   Status send(int32_t route, const std::byte* data, int64_t bytes) override;
-  Status recv(int32_t route, std::byte* to, int64_t bytes) override;
   Status send(int32_t route, std::span<const MessagePart> parts) override;
   Status recv(int32_t route, std::span<const MessagePart> parts) override;
   Status run(int32_t group, const Collective& collective) override;
@@ -323,11 +322,6 @@ Status InprocTransport::send(int32_t route, const std::byte* data, int64_t bytes
 
 Status InprocTransport::send(int32_t route, std::span<const MessagePart> parts) {
   return post(route, {nullptr, bytes_of(parts), parts});
-}
-
-Status InprocTransport::recv(int32_t route, std::byte* to, int64_t bytes) {
-  const MessagePart whole{to, bytes};
-  return recv(route, std::span(&whole, 1));
 }
 
 Status InprocTransport::recv(int32_t route, std::span<const MessagePart> parts) {

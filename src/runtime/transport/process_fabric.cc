@@ -111,16 +111,6 @@ Status ProcessFabric::take_message(const Route& from, std::span<const MessagePar
   return peers_.wait(std::span(&transfer, 1), "receive");
 }
 
-Status ProcessFabric::send(int32_t route, const std::byte* data, int64_t bytes) {
-  const MessagePart whole{const_cast<std::byte*>(data), bytes};
-  return send(route, std::span(&whole, 1));
-}
-
-Status ProcessFabric::recv(int32_t route, std::byte* to, int64_t bytes) {
-  const MessagePart whole{to, bytes};
-  return recv(route, std::span(&whole, 1));
-}
-
 Status ProcessFabric::send(int32_t route, std::span<const MessagePart> parts) {
   const Route& to = routes_[static_cast<size_t>(route)];
   return in_messages(

@@ -106,8 +106,6 @@ class ProcessFabric final : public Fabric {
   Status add_message(std::span<const MessagePart> parts) override;
   Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator, int32_t) override;
 
-  Status send(int32_t route, const std::byte* data, int64_t bytes) override;
-  Status recv(int32_t route, std::byte* to, int64_t bytes) override;
   Status send(int32_t route, std::span<const MessagePart> parts) override;
   Status recv(int32_t route, std::span<const MessagePart> parts) override;
   Status run(int32_t group, const Collective& collective) override;

@@ -2,18 +2,8 @@
 #include "seats.h"
 
 #include <algorithm>
-#include <chrono>
 
 namespace piper {
-namespace {
-
-int64_t now_ns() {
-  const auto since = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
-}
-
-}  // namespace
-
 std::vector<int64_t> chain_of_waits(int64_t from, int64_t peer, double stale_s,
                                     const std::function<const Seat*(int64_t rank)>& seat) {
   std::vector<int64_t> chain{peer};
