@@ -388,13 +388,6 @@ bool exchanges_heads_first(const Graph& step, const AxisCut& cut,
   return exchanges_heads(cut) && std::ranges::none_of(step.nodes, meets_otherwise);
 }
 
-// `longer` is to be the axis with the longer blocks.
-Error wrong_way(const ShardRule& rule, const AxisCut& longer, const AxisCut& shorter,
-                const std::string& what) {
-  return fail(rule.over_at, "not supported: {}", what)
-      .with_note(fmt::format("help: `over: [{}, {}]`", longer.name, shorter.name));
-}
-
 // Returns whether a line cuts a dim over `longer` first, and each of its blocks over this axis.
 bool cuts_within(const Strategy& strategy, const AxisCut& cut, const AxisCut& longer) {
   return std::ranges::any_of(strategy.shards, [&](const ShardRule& rule) {
@@ -430,24 +423,39 @@ void set_outer(const Graph& step, const ShardRule& rule, int64_t outer, AxisCut&
   }
 }
 
+// Returns the axis whose heads are exchanged before the rule's axis cuts tokens into its blocks,
+// and after an axis with longer ones passes keys: stretches of stretches, which no attention knows.
+const AxisCut* heads_between(const ShardRule& rule, std::span<const AxisCut> before) {
+  bool passes_keys = false;
+  for (const std::string& longer : rule.within) {
+    const auto cut = std::ranges::find(before, longer, &AxisCut::name);
+    const bool exchanges = cut != before.end() && exchanges_heads(*cut);
+    if (exchanges && passes_keys) return &*cut;
+    passes_keys = passes_keys || !exchanges;
+  }
+  return nullptr;
+}
+
 // Of a dim that is cut over several axes the first has the longer blocks. Where an axis after this
-// one cuts into longer blocks, this one cuts each of these.
+// one cuts into longer blocks, this one cuts each of these; and so it does with both blocks that an
+// axis before has in the zigzag, if their tokens meet as heads are exchanged.
 Status set_stretches(const Graph& step, const Strategy& strategy, std::span<AxisCut> cuts) {
   for (size_t c = 0; c < cuts.size(); ++c)
     for (const ShardRule& rule : strategy.shards) {
       if (rule.over.front() != cuts[c].name || rule.within.empty() || rule.match) continue;
-      const AxisCut& cut = cuts[c];
-      const auto is_longer = [&](const AxisCut& other) {
-        return std::find(rule.within.begin(), rule.within.end(), other.name) != rule.within.end();
-      };
-      for (const AxisCut& before : cuts.first(c))
-        if (exchanges_heads(before) && is_longer(before))
-          return wrong_way(
-              rule, cut, before,
-              fmt::format("heads exchanged over '{}', which has longer blocks than '{}'",
-                          before.name, cut.name));
-      const int64_t outer = stretches_of(rule, cuts.subspan(c + 1));
-      set_outer(step, rule, outer, cuts[c]);
+      const std::span<const AxisCut> before = cuts.first(c);
+      if (const AxisCut* const heads = heads_between(rule, before))
+        return fail(rule.over_at,
+                    "not supported: heads exchanged over '{}', whose blocks are longer than those "
+                    "of '{}' and within those of '{}'",
+                    heads->name, cuts[c].name, rule.within[0])
+            .with_note("help: name it first or last in `over`");
+      int64_t outer = stretches_of(rule, cuts.subspan(c + 1));
+      const bool has_both_ends =
+          rule.within_zigzag && std::ranges::any_of(before, [&](const AxisCut& other) {
+            return exchanges_heads(other) && other.name == rule.within[0];
+          });
+      set_outer(step, rule, has_both_ends ? outer * 2 : outer, cuts[c]);
     }
   return ok_status();
 }

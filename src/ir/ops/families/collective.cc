@@ -144,8 +144,18 @@ int64_t stretches_of(const OpTypes& use, size_t d) {
   return outer;
 }
 
+// Returns how much of a dim is in one block of an exchange, of which each rank has one, or two that
+// are counted from both ends; 0: it is no exchange.
+int64_t block_of(const OpTypes& use, size_t d) {
+  if (!use.attrs.find("to_dim")) return 0;
+  const std::string to = use.attrs.integer("dim") == static_cast<int64_t>(d) ? "" : "to_";
+  const int64_t whole = std::max(use.inputs[0].shape[d], use.outputs[0].shape[d]);
+  return whole / (use.attrs.integer("ranks") * use.attrs.integer(to + "outer", 1));
+}
+
 // Dims outside of the blocks pass through; the blocks themselves are whole, and so are two
-// neighbours, of which one counts from its end.
+// neighbours, of which one counts from its end. What is within each block of an exchange passes
+// through: beside those of other ranks it is cut in as many stretches.
 LoopRule block_loops(const OpTypes& use) {
   LoopBuilder build;
   const Shape& shape = use.inputs[0].shape;
@@ -154,10 +164,12 @@ LoopRule block_loops(const OpTypes& use) {
     const int64_t outer = stretches_of(use, d);
     if (outer < 0) {
       dims.push_back({build.letter(shape[d])});
-    } else if (outer == 1) {
-      dims.push_back({build.whole(shape[d])});
-    } else {
+    } else if (outer > 1) {
       dims.push_back({build.letter(outer), build.whole(shape[d] / outer)});
+    } else if (const int64_t block = block_of(use, d); block > 0) {
+      dims.push_back({build.whole(shape[d] / block), build.letter(block)});
+    } else {
+      dims.push_back({build.whole(shape[d])});
     }
   }
   build.rule.inputs = {dims};
@@ -192,7 +204,9 @@ Attrs collective_localise(const OpTypes& use, const std::vector<Shape>& local_ou
     const auto dim = static_cast<size_t>(attrs.integer(to + "dim"));
     const int64_t whole = use.outputs[0].shape[dim], local = local_outputs[0][dim],
                   outer = attrs.integer(to + "outer", 1);
-    if (local != whole && local > 0) attrs.set(to + "outer", outer * local / whole);
+    const int64_t one_block = attrs.integer(to + "mirrored", 0) != 0 ? 2 : 1;
+    if (local != whole && local > 0 && outer > one_block)
+      attrs.set(to + "outer", outer * local / whole);
   }
   return attrs;
 }
