@@ -105,9 +105,16 @@ TEST(Products, TheBuiltInTableIsWholeForEveryProcessor) {
   EXPECT_TRUE(cut_of(own, {DType::kF32, false, false, 512, 512, 2048}).pack_a);
 }
 
+// The instruction sets that multiply here, and have bits of their own: vectors, and tiles.
+std::vector<std::string> kernels_here() {
+  std::vector<std::string> kernels{""};
+  if (cpu_kernels() == "AMX") kernels.push_back("AMX");
+  return kernels;
+}
+
 // a · b, accumulated, of every kind of operand, with all products cut as `cut` says.
-std::vector<Bytes> products_cut(const std::string& cut, DType dtype) {
-  const ProductTable table = read("products 1\nprocessor any\n : " + cut, "", "");
+std::vector<Bytes> products_cut(const std::string& cut, DType dtype, std::string_view kernels) {
+  const ProductTable table = read("products 1\nprocessor any\n : " + cut, "", kernels);
   const auto backend = make_cpu_backend({2, {}, &table});
   Random random(11);
   std::vector<Bytes> results;
@@ -136,22 +143,25 @@ std::vector<Bytes> products_cut(const std::string& cut, DType dtype) {
 }
 
 TEST(Products, HaveTheSameBitsWithEveryCut) {
-  for (DType dtype : {DType::kF32, DType::kF64}) {
-    if (kThreadSanitizer && dtype == DType::kF64) continue;  // threads share them alike
-    const std::vector<Bytes> usual = products_cut("", dtype);
-    for (const char* cut :
-         {"pack", "depth=128", "depth=128 columns=64 height=24", "depth=512 columns=64 pack",
-          "depth=384 columns=192 height=48 pack", "depth=128 columns=1024 height=240 pack",
-          "depth=256 columns=512 height=960"}) {
-      const std::vector<Bytes> other = products_cut(cut, dtype);
-      for (size_t i = 0; i < usual.size(); ++i)
-        EXPECT_EQ(as_text(other[i].span()), as_text(usual[i].span())) << cut << ", product " << i;
+  for (DType dtype : {DType::kF32, DType::kF64})
+    for (const std::string& kernels : kernels_here()) {
+      if (kThreadSanitizer && dtype == DType::kF64) continue;  // threads share them alike
+      const std::vector<Bytes> usual = products_cut("", dtype, kernels);
+      for (const char* cut :
+           {"pack", "depth=128", "depth=128 columns=64 height=24", "depth=512 columns=64 pack",
+            "depth=384 columns=192 height=48 pack", "depth=128 columns=1024 height=240 pack",
+            "depth=256 columns=512 height=960"}) {
+        const std::vector<Bytes> other = products_cut(cut, dtype, kernels);
+        for (size_t i = 0; i < usual.size(); ++i)
+          EXPECT_EQ(as_text(other[i].span()), as_text(usual[i].span()))
+              << kernels << " " << cut << ", product " << i;
+      }
     }
-  }
 }
 
 // c = a · b, of rows and of columns that no tile or vector divides; by two threads.
-Bytes product_of(const Tensor& a, const Tensor& b, bool trans_b, bool packed) {
+Bytes product_of(const Tensor& a, const Tensor& b, bool trans_b, bool packed,
+                 const ProductTable* table = nullptr) {
   const int64_t m = a.type.shape[0], k = a.type.shape[1], n = b.type.shape[trans_b ? 0 : 1];
   const TensorType c{a.type.dtype, {m, n}};
   FusedProgram p;
@@ -162,7 +172,7 @@ Bytes product_of(const Tensor& a, const Tensor& b, bool trans_b, bool packed) {
     p.ops = {{"Pack", form, {1}, {2}}, {"MatMul", {{"packed_b", int64_t{1}}}, {0, 2}, {3}}};
   else
     p.ops = {{"MatMul", form, {0, 1}, {3}}};
-  const auto backend = make_cpu_backend({2, {}});
+  const auto backend = make_cpu_backend({2, {}, table});
   std::vector<std::byte*> args;
   for (const TensorType& type : p.values) args.push_back(*backend->allocate(type.bytes()));
   const Bytes data[] = {pack(a), pack(b)};
@@ -184,6 +194,101 @@ TEST(Products, HaveTheSameBitsWithAPackedOperand) {
                   as_text(product_of(a, b, trans_b, false).span()))
             << m << "," << n << "," << k << (trans_b ? " transposed" : "");
       }
+}
+
+// a[m,k] · b[n,k] with these kernels, as numbers.
+std::vector<double> numbers_of(const Tensor& a, const Tensor& b, std::string_view kernels) {
+  const ProductTable table = read("products 1\nprocessor any\n :", "", kernels);
+  const Bytes c = product_of(a, b, true, false, &table);
+  const auto* const at = reinterpret_cast<const float*>(c.data);
+  return {at, at + c.size / sizeof(float)};
+}
+
+// Vectors round after each multiply-add, tiles leave out what is below that.
+TEST(Products, TilesRoundNoMoreThanVectors) {
+  if (cpu_kernels() != "AMX") GTEST_SKIP() << "multiplies f32 in vectors: " << cpu_kernels();
+  Random random(13);
+  for (const int64_t k : {31, 128, 513, 2000}) {
+    const int64_t m = 45, n = 70;
+    Tensor a = random.uniform(DType::kF32, {m, k}, -1, 1);
+    Tensor b = random.uniform(DType::kF32, {n, k}, -1, 1);
+    for (size_t i = 0; i < a.v.size(); i += 3) a.v[i] *= 1e-3;  // what is small keeps its bits, too
+    for (Tensor* t : {&a, &b})
+      for (double& x : t->v) x = static_cast<float>(x);
+    double worst[2] = {};
+    for (const bool tiles : {false, true}) {
+      const std::vector<double> c = numbers_of(a, b, tiles ? "AMX" : "");
+      for (int64_t i = 0; i < m * n; ++i) {
+        double sum = 0, magnitude = 0;
+        for (int64_t j = 0; j < k; ++j) {
+          const double term = a.v[static_cast<size_t>(i / n * k + j)] *
+                              b.v[static_cast<size_t>(i % n * k + j)];
+          sum += term, magnitude += std::abs(term);
+        }
+        worst[tiles] =
+            std::max(worst[tiles], std::abs(c[static_cast<size_t>(i)] - sum) / magnitude);
+      }
+    }
+    EXPECT_LE(worst[1], worst[0] * 1.25) << k;
+    EXPECT_GT(worst[1], 0) << k;
+  }
+}
+
+TEST(Products, TilesKeepWhatIsNotFinite) {
+  constexpr float kMost = std::numeric_limits<float>::max();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Random random(14);
+  for (const std::string& kernels : kernels_here()) {
+    Tensor a = random.uniform(DType::kF32, {40, 600}, 1, 2);
+    Tensor b = random.uniform(DType::kF32, {50, 600}, 1, 2);
+    const auto set = [](Tensor& t, int64_t row, int64_t k, double x) {
+      t.v[static_cast<size_t>(row * 600 + k)] = x;
+    };
+    set(a, 3, 5, kInfinity), set(a, 7, 590, -kInfinity), set(a, 9, 0, NAN);
+    set(b, 30, 5, 0), set(b, 31, 590, 0);          // infinite times zero
+    set(a, 20, 100, kMost), set(b, 40, 100, 0.5);  // rounds to an infinite bf16
+    const std::vector<double> c = numbers_of(a, b, kernels);
+    const auto at = [&](int64_t i, int64_t j) { return c[static_cast<size_t>(i * 50 + j)]; };
+    EXPECT_EQ(at(3, 0), kInfinity);
+    EXPECT_EQ(at(7, 0), -kInfinity);
+    EXPECT_TRUE(std::isnan(at(3, 30)) && std::isnan(at(7, 31)));
+    for (int64_t j = 0; j < 50; ++j) EXPECT_TRUE(std::isnan(at(9, j)));
+    EXPECT_EQ(at(20, 40), kMost / 2) << kernels;
+    EXPECT_TRUE(std::isfinite(at(0, 0)) && std::isfinite(at(39, 49)));
+  }
+}
+
+// Parts of numbers that are zero in a whole block are left out: this changes no bit of other rows.
+TEST(Products, HaveTheSameBitsBesideRowsOfMoreBits) {
+  Random random(15);
+  for (const std::string& kernels : kernels_here()) {
+    Tensor a = random.uniform(DType::kF32, {32, 600}, -1, 1);
+    Tensor b = random.uniform(DType::kF32, {32, 600}, -1, 1);
+    for (Tensor* t : {&a, &b})
+      for (double& x : t->v) x = std::round(x * 64) / 64;  // bf16 holds all of them
+    const std::vector<double> short_ones = numbers_of(a, b, kernels);
+    a.v.back() = b.v.back() = 1.0f / 3;
+    const std::vector<double> others = numbers_of(a, b, kernels);
+    for (size_t i = 0; i < 31 * 32; ++i)
+      if (i % 32 != 31) {
+        EXPECT_EQ(short_ones[i], others[i]) << kernels << " " << i;
+      }
+    EXPECT_NE(short_ones.back(), others.back());
+  }
+}
+
+// A plan does not depend on the processor that it is made on.
+TEST(Products, ConstantsAreThoseOfVectors) {
+  Random random(16);
+  const Tensor a = random.uniform(DType::kF32, {40, 600}, -1, 1);
+  const Tensor b = random.uniform(DType::kF32, {50, 600}, -1, 1);
+  const TensorType types[] = {a.type, b.type}, out[] = {{DType::kF32, {40, 50}}};
+  const Bytes data[] = {pack(a), pack(b)};
+  const auto folded = evaluate_op("MatMul", {{"trans_b", int64_t{1}}}, types, data, out);
+  ASSERT_TRUE(folded) << print_error(folded.error());
+  const ProductTable vectors = read("products 1\nprocessor any\n :", "", "");
+  EXPECT_EQ(as_text(folded->front().span()),
+            as_text(product_of(a, b, true, false, &vectors).span()));
 }
 
 }  // namespace

@@ -42,6 +42,7 @@ struct ProductTable {
     ProductCut cut;
   };
   std::string entry;        // "AuthenticAMD 25 17 AVX3", "any AVX2" or "any"
+  std::string kernels;      // the instruction set that multiplies; none: that of the vectors
   std::string digest;       // of the whole text but its comments
   std::vector<Rule> rules;  // the first one that holds counts; the last one has no conditions
 };
@@ -74,8 +75,8 @@ std::unique_ptr<CpuBackend> make_cpu_backend(const CpuOptions& options = {});
 // Returns a program, and what a role takes beside its arenas, as the CPU backend runs it.
 FusedProgram joined_for_cpu(const Program& program);
 Result<Needs> cpu_needs(const RoleProgram& role);
-// The instruction set that this processor's kernels use ("AVX3", "AVX2", "SSE2"): processors for
-// which it is the same give the same bits.
+// The instruction set that this processor's kernels use ("AMX", which multiplies f32 in tiles,
+// "AVX3", "AVX2", "SSE2"): processors for which it is the same give the same bits.
 std::string_view cpu_kernels();
 // Returns the ops that the CPU backend has a kernel for: by name, sorted.
 std::vector<std::string> cpu_ops();

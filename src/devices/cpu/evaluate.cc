@@ -16,6 +16,9 @@ Result<std::vector<Bytes>> evaluate_op(std::string_view op, const Attrs& attrs,
   program.ops.push_back({std::string(op), attrs, {}, {}});
   CpuOptions options;
   options.fuse = false;  // there is nothing to join
+  static const ProductTable
+      vectors;  // a plan's constants are the same whether a processor has tiles
+  options.products = &vectors;
   const std::unique_ptr<Backend> backend = make_cpu_backend(options);
   std::vector<std::byte*> args;
   auto add = [&](const TensorType& type, const Bytes* data) -> Result<int32_t> {

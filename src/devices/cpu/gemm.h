@@ -2,6 +2,7 @@
 //
 // Every element of the result is a sum of chains of multiply-adds over 128 of k, in ascending
 // order, added to the old value when accumulating: one chain over all of k would lose a bit or two.
+// Of f32 in AMX's tiles, chains are over 512 of k (amx_gemm.cc).
 // So its bits depend on its row, its column and the old value only: not on the other rows and
 // columns, on how the work is cut into tiles or threads, on alignment. Nothing is allocated: packed
 // tiles go to the caller's scratch.
@@ -14,12 +15,13 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "piper/devices/cpu.h"
 
 namespace piper::cpu {
 
-// Of k in one chain of multiply-adds.
+// Of k in one chain of multiply-adds of vectors.
 inline constexpr int64_t kGemmChain = 128;
 // What parts of b and of a are cut into: whole panels and whole tiles of any instruction set.
 inline constexpr int64_t kGemmColumnStep = 64, kGemmHeightStep = 24;
@@ -60,8 +62,13 @@ inline constexpr int64_t kGemmPad = 16;
 template <class T>
 using GemmFn = void (*)(const Gemm& g, const T* a, const T* b, T* c, T* scratch);
 
+// What the instruction set is called that multiplies f32 in tiles.
+inline constexpr std::string_view kAmx = "AMX";
+// `kernels` are a ProductTable's: f32 is multiplied in tiles where it says so and they are there.
 template <class T>
-GemmFn<T> gemm_fn();
+GemmFn<T> gemm_fn(std::string_view kernels);
+// The function for tiles, whose c has the bits that amx_gemm.cc describes; null without them.
+GemmFn<float> amx_gemm();
 
 // Panels of the columns [begin, end) of g's b, each whole: for products of which many take the same
 // b. `begin` is a multiple of kGemmColumnStep. `packed` has k rows, of g.n and fewer than
@@ -72,9 +79,12 @@ using GemmPackFn = void (*)(const Gemm& g, const T* b, T* packed, int64_t begin,
 template <class T>
 GemmPackFn<T> gemm_pack_fn();
 // The instruction set that was chosen; the other vectorised kernels choose alike.
-const char* gemm_target();
-// Returns elements of scratch that a product needs; that any product needs with this cut.
-int64_t gemm_scratch(const Gemm& g);
+std::string_view gemm_target();
+// Returns bytes of scratch that a product of f32 or f64 needs with these kernels; that any product
+// needs with this cut.
+template <class T>
+int64_t gemm_scratch(const Gemm& g, std::string_view kernels);
 int64_t gemm_scratch(const ProductCut& cut);
+int64_t amx_scratch(int64_t columns, int64_t k, const ProductCut& cut);  // of amx_gemm()
 
 }  // namespace piper::cpu

@@ -70,6 +70,9 @@ KernelPtr make_units_kernel(InPlace in_place, int64_t units, double work, F f,
 
 struct Use : KernelUse {
   const ProductTable* products = nullptr;  // null: products are cut as if there were no table
+  std::string_view product_kernels() const {
+    return products ? std::string_view(products->kernels) : std::string_view();
+  }
 };
 
 using Maker = Result<KernelPtr> (*)(const Use& use);

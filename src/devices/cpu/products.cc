@@ -78,8 +78,7 @@ Status check_cut(const ProductCut& cut) {
     if (n.value % n.step != 0) return fail("{}={} is no multiple of {}", n.name, n.value, n.step);
   constexpr int64_t kMost = int64_t{1} << 20;  // no product of them overflows
   const bool small = std::max({cut.depth, cut.columns, cut.height}) <= kMost;
-  const int64_t elements = kKernelScratchBytes / static_cast<int64_t>(sizeof(double));
-  if (small && cpu::gemm_scratch(cut) <= elements) return ok_status();
+  if (small && cpu::gemm_scratch(cut) <= kKernelScratchBytes) return ok_status();
   return fail("depth={} columns={} height={} needs more than {}", cut.depth, cut.columns,
               cut.height, human_bytes(kKernelScratchBytes));
 }
@@ -123,7 +122,7 @@ class Reader {
   Reader(std::string_view processor, std::string_view kernels) {
     for (std::string name : {fmt::format("{} {}", processor, kernels),
                              fmt::format("any {}", kernels), std::string("any")})
-      found_.push_back({std::move(name), {}, {}});
+      found_.push_back({std::move(name), std::string(kernels), {}, {}});
   }
 
   Status line(std::span<const std::string> words) {

@@ -293,14 +293,18 @@ HWY_EXPORT(GemmF64);
 HWY_EXPORT(GemmPackF32);
 HWY_EXPORT(GemmPackF64);
 
-const char* gemm_target() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }
+std::string_view gemm_target() {
+  const std::string_view vectors = HWY_DYNAMIC_DISPATCH(TargetName)();
+  return vectors.starts_with("AVX3") && amx_gemm() ? kAmx : vectors;
+}
 
 template <>
-GemmFn<float> gemm_fn() {
-  return HWY_DYNAMIC_DISPATCH(GemmF32)();
+GemmFn<float> gemm_fn(std::string_view kernels) {
+  const bool tiles = kernels == kAmx && amx_gemm();
+  return tiles ? amx_gemm() : HWY_DYNAMIC_DISPATCH(GemmF32)();
 }
 template <>
-GemmFn<double> gemm_fn() {
+GemmFn<double> gemm_fn(std::string_view) {
   return HWY_DYNAMIC_DISPATCH(GemmF64)();
 }
 
@@ -313,15 +317,31 @@ GemmPackFn<double> gemm_pack_fn() {
   return HWY_DYNAMIC_DISPATCH(GemmPackF64)();
 }
 
-int64_t gemm_scratch(const Gemm& g) {
-  if (g.cut.pack_a) return gemm_scratch(g.cut);
-  const int64_t columns =
-      std::min((g.n + kGemmWidest - 1) / kGemmWidest * kGemmWidest, g.cut.columns);
-  return std::min(g.k, g.cut.depth) * columns;
+namespace {
+
+// Elements.
+int64_t vectors_scratch(const ProductCut& cut) {
+  return cut.depth * cut.columns + (cut.depth + kGemmPad) * cut.height * 3 / 2;
 }
 
+}  // namespace
+
+template <class T>
+int64_t gemm_scratch(const Gemm& g, std::string_view kernels) {
+  constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
+  if (std::is_same_v<T, float> && gemm_fn<T>(kernels) != gemm_fn<T>(""))
+    return amx_scratch(g.n, g.k, g.cut);
+  if (g.cut.pack_a) return vectors_scratch(g.cut) * kBytes;
+  const int64_t columns =
+      std::min((g.n + kGemmWidest - 1) / kGemmWidest * kGemmWidest, g.cut.columns);
+  return std::min(g.k, g.cut.depth) * columns * kBytes;
+}
+template int64_t gemm_scratch<float>(const Gemm& g, std::string_view kernels);
+template int64_t gemm_scratch<double>(const Gemm& g, std::string_view kernels);
+
 int64_t gemm_scratch(const ProductCut& cut) {
-  return cut.depth * cut.columns + (cut.depth + kGemmPad) * cut.height * 3 / 2;
+  return std::max(vectors_scratch(cut) * static_cast<int64_t>(sizeof(double)),
+                  amx_scratch(cut.columns, cut.depth, cut));
 }
 
 }  // namespace piper::cpu

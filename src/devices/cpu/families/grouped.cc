@@ -19,6 +19,7 @@ struct Grouped {
   Part groups;
   int64_t rows = 0, k = 0, n = 0;  // of all matrices
   bool trans_b = false;
+  std::string_view kernels;
 };
 
 int64_t tiles_in(int64_t extent) { return (extent + kGroupColumns - 1) / kGroupColumns; }
@@ -53,7 +54,7 @@ void bring_rows(const T* from, int64_t step, const int64_t* rows, int64_t count,
 template <class T, class I>
 struct GroupedProduct {
   Grouped g;
-  GemmFn<T> multiply = gemm_fn<T>();
+  GemmFn<T> multiply = gemm_fn<T>(g.kernels);
 
   Gemm gemm(int64_t m, int64_t columns) const {
     Gemm one;
@@ -62,9 +63,10 @@ struct GroupedProduct {
     one.b_step = g.trans_b ? g.k : g.n;
     return one;
   }
-  int64_t scratch() const {
+  int64_t scratch() const {  // bytes
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
     const int64_t most = rows_at_once<T>(g), columns = std::min(kGroupColumns, g.n);
-    return most * (g.k + columns) + gemm_scratch(gemm(most, columns));
+    return most * (g.k + columns) * kBytes + gemm_scratch<T>(gemm(most, columns), g.kernels);
   }
   void operator()(Pointers p, std::byte* scratch, int64_t begin, int64_t end) const {
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -103,7 +105,7 @@ struct GroupedProduct {
 template <class T, class I>
 struct GroupedGradient {
   Grouped g;
-  GemmFn<T> multiply = gemm_fn<T>();
+  GemmFn<T> multiply = gemm_fn<T>(g.kernels);
 
   // Returns what the rows and the columns of a matrix are: x and dy, or with trans_b the other way
   // round.
@@ -116,9 +118,10 @@ struct GroupedGradient {
     one.c_step = one.old_step = width();
     return one;
   }
-  int64_t scratch() const {
+  int64_t scratch() const {  // bytes
+    constexpr auto kBytes = static_cast<int64_t>(sizeof(T));
     const int64_t m = std::min(kGroupColumns, height()), n = std::min(kGroupColumns, width());
-    return kGroupRows * (m + n) + gemm_scratch(gemm(m, n, kGroupRows));
+    return kGroupRows * (m + n) * kBytes + gemm_scratch<T>(gemm(m, n, kGroupRows), g.kernels);
   }
   void operator()(Pointers p, std::byte* scratch, int64_t begin, int64_t end) const {
     const int64_t across = tiles_in(width()), tiles = across * tiles_in(height());
@@ -153,7 +156,7 @@ Result<KernelPtr> make_grouped(const Use& use, const Grouped& g, int64_t units, 
   return for_indices(use.inputs[1].dtype, [&](auto index) {
     return for_floats(use, use.type(), [&]<class T>(T) {
       Kernel<T, decltype(index)> kernel{g};
-      const auto bytes = kernel.scratch() * static_cast<int64_t>(sizeof(T));
+      const int64_t bytes = kernel.scratch();
       return make_units_kernel(InPlace::kNo, units, work, std::move(kernel), bytes);
     });
   });
@@ -165,7 +168,8 @@ Grouped grouped_of(const Use& use, const Shape& w, const Shape& y) {
           .rows = num_elements(use.in(1)),
           .k = use.in(0).back(),
           .n = y.back(),
-          .trans_b = use.attrs.integer("trans_b") != 0};
+          .trans_b = use.attrs.integer("trans_b") != 0,
+          .kernels = use.product_kernels()};
 }
 
 // Estimates the nanoseconds for a tile, of about as many rows as each matrix has.

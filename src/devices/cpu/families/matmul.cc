@@ -15,6 +15,7 @@ namespace {
 struct Plan {
   Gemm gemm;
   Loop batches;  // over out, a, b: offsets in matrices
+  std::string_view kernels;
 };
 
 // Reads the attribute `then`: words "Add" and "Mul", each with an operand of the result's shape or
@@ -31,6 +32,7 @@ void read_then(const Use& use, size_t operand, Gemm& g) {
 Plan plan_of(const Use& use) {
   const Shape &a = use.in(0), &b = use.in(1), &out = use.out();
   Plan plan;
+  plan.kernels = use.product_kernels();
   Gemm& g = plan.gemm;
   g.accumulate = use.attrs.integer("accumulate") != 0;
   g.trans_a = use.attrs.integer("trans_a") != 0;
@@ -82,7 +84,7 @@ struct MatMul {
   Gemm g;
   Loop batches;
   Cut cut;
-  GemmFn<T> multiply = gemm_fn<T>();
+  GemmFn<T> multiply;
 
   void operator()(Pointers p, std::byte* scratch, int64_t begin, int64_t end) const {
     const T *a = input<T>(p, 0), *b = input<T>(p, 1);
@@ -120,10 +122,9 @@ KernelPtr matmul_kernel(const Plan& plan) {
   const double flops = 2.0 * static_cast<double>(g.k) *
                        static_cast<double>(cut.by_rows ? cut.step * g.n : cut.step * g.m);
   const int64_t units = cut.count * plan.batches.rows * plan.batches.inner;
-  MatMul<T> kernel{g, plan.batches, cut};
-  const auto scratch_bytes = gemm_scratch(g) * static_cast<int64_t>(sizeof(T));
+  MatMul<T> kernel{g, plan.batches, cut, gemm_fn<T>(plan.kernels)};
   return make_units_kernel(g.accumulate ? InPlace::kThird : InPlace::kNo, units, flops / 100,
-                           std::move(kernel), scratch_bytes);
+                           std::move(kernel), gemm_scratch<T>(g, plan.kernels));
 }
 
 Result<KernelPtr> make_matmul(const Use& use) {
