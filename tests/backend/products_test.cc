@@ -221,8 +221,8 @@ TEST(Products, TilesRoundNoMoreThanVectors) {
       for (int64_t i = 0; i < m * n; ++i) {
         double sum = 0, magnitude = 0;
         for (int64_t j = 0; j < k; ++j) {
-          const double term = a.v[static_cast<size_t>(i / n * k + j)] *
-                              b.v[static_cast<size_t>(i % n * k + j)];
+          const double term =
+              a.v[static_cast<size_t>(i / n * k + j)] * b.v[static_cast<size_t>(i % n * k + j)];
           sum += term, magnitude += std::abs(term);
         }
         worst[tiles] =

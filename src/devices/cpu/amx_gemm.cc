@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "ahead.h"
 #include "gemm.h"
 
 #if defined(__x86_64__) && defined(__linux__)
@@ -253,7 +254,7 @@ class Adding {
         lanes_(first_lanes(chain.t.columns)),
         more_(first_lanes(chain.t.columns - kSide)) {}
 
-  PIPER_AMX inline void rows(int64_t count) {
+  PIPER_AMX [[gnu::always_inline]] inline void rows(int64_t count) {
     for (const int64_t end = std::min(row_ + count, chain_.t.rows); row_ < end; ++row_) {
       const float* const sums = chain_.sums + row_ * kBlock;
       __m512 x = _mm512_load_ps(sums), y = _mm512_maskz_load_ps(more_, sums + kSide);
@@ -305,13 +306,21 @@ inline void fetch_rows(const Target& t, int64_t begin, int64_t end) {
   }
 }
 
+// What is fetched while blocks are multiplied: the next columns of b beside one block, the next
+// rows of a beside all blocks of a row of them.
+struct Soon {
+  Ahead<float> columns, rows;
+  int64_t blocks = 1;  // beside which the rows are fetched
+};
+
 // Computes the sums of `now`, without kTall of its first 16 rows only, without kWide of its first
 // 16 columns. Those of `before` are added to c meanwhile: the processor does so
 // while its tiles multiply. The order of the parts is that in which the fewest tiles are loaded
 // twice.
 template <bool kTall, bool kWide>
 PIPER_AMX __attribute__((noinline)) void multiply(const Block& left, const Block& right,
-                                                  const Chain& now, const Chain& before) {
+                                                  const Chain& now, const Chain& before,
+                                                  Soon& soon) {
 #define PIPER_LOAD_A(part)              \
   _tile_loadd(4, a + (part)*kPart, 64); \
   if constexpr (kTall) _tile_loadd(5, a + (part)*kPart + kTile, 64)
@@ -323,13 +332,18 @@ PIPER_AMX __attribute__((noinline)) void multiply(const Block& left, const Block
   if constexpr (kWide) _tile_dpbf16ps(1, 4, 7);          \
   if constexpr (kTall) _tile_dpbf16ps(2, 5, 6);          \
   if constexpr (kTall && kWide) _tile_dpbf16ps(3, 5, 7); \
-  adding.rows(rows)
+  adding.rows(rows);                                     \
+  soon.columns.fetch(of_columns);                        \
+  soon.rows.fetch(of_rows)
   const bool middle_a = left.middle(), low_a = left.low();
   const bool middle_b = right.middle(), low_b = right.low();
   const int64_t steps = steps_of(now.depth);
   // Rows that are added to c beside the products of two parts.
   const int64_t products = 1 + low_a + middle_a + low_b + middle_b + (middle_a && middle_b);
   const int64_t rows = (kBlock + steps * products - 1) / (steps * products);
+  const int64_t of_columns = (soon.columns.lines() + steps * products - 1) / (steps * products);
+  const int64_t beside = steps * products * soon.blocks;
+  const int64_t of_rows = (soon.rows.lines() + beside - 1) / beside;
   Adding adding(before);
   int64_t fetched = 0;
   const std::byte *a = left.tiles() + now.k / kStep * kStepBytes,
@@ -384,7 +398,8 @@ class Chains {
   explicit Chains(float* scratch) : scratch_(scratch) {}
 
   // Computes the chains of a block over `depth`.
-  void block(const Target& t, const Block& a, const Block& b, int64_t depth, const Gemm* then) {
+  void block(const Target& t, const Block& a, const Block& b, int64_t depth, const Gemm* then,
+             Soon& soon) {
     const bool tall = t.rows > kSide, wide = t.columns > kSide;
     const auto run = tall   ? wide ? multiply<true, true> : multiply<true, false>
                        : wide ? multiply<false, true>
@@ -394,7 +409,7 @@ class Chains {
       now = {t, k, std::min(kChain, depth - k), nullptr, sums_[turn_], scratch_};
       if (k > 0) now.t.old = t.c, now.t.old_step = t.c_step;
       if (k + now.depth == depth) now.then = then;
-      run(a, b, now, chains_[1 - turn_]);
+      run(a, b, now, chains_[1 - turn_], soon);
       turn_ = 1 - turn_;
     }
   }
@@ -436,22 +451,39 @@ Target target_of(const Gemm& g, float* c, const Range& r, int64_t m, int64_t n) 
   return t;
 }
 
+Stored rows_of(const Gemm& g, const float* a, const Range& r, int64_t m) {
+  const int64_t step = g.row_of_a();
+  return {g.trans_a ? a + r.k0 * step + m : a + m * step + r.k0, step, g.trans_a};
+}
+
+// Fetches up to 32 rows of a from row m on, or columns of b, before they are packed.
+Ahead<float> ahead_of(const Stored& s, int64_t extent, int64_t depth) {
+  extent = std::clamp<int64_t>(extent, 0, kBlock);
+  return {s.from, s.across ? (extent > 0 ? depth : 0) : extent, s.across ? extent : depth, s.step};
+}
+
 // Packs b's blocks as the first rows need them; they wait for the other rows.
 void part_of_product(const Gemm& g, const float* a, const float* b, float* c, const Range& r,
                      std::byte* packed, Chains& chains) {
-  const int64_t bytes = block_bytes(r.depth), step = g.row_of_a();
+  const int64_t bytes = block_bytes(r.depth);
   const Gemm* const then = g.thens > 0 && r.k0 + r.depth == g.k ? &g : nullptr;
   const Block left{packed};
+  Soon soon;
   for (int64_t m = 0; m < g.m; m += kBlock) {
-    const Stored rows{g.trans_a ? a + r.k0 * step + m : a + m * step + r.k0, step, g.trans_a};
+    const Stored rows = rows_of(g, a, r, m);
     pack_rows(rows, std::min(kBlock, g.m - m), r.depth, left.at);
+    soon.rows = ahead_of(rows_of(g, a, r, m + kBlock), g.m - m - kBlock, r.depth);
     for (int64_t n = 0; n < r.columns; n += kBlock) {
       // Where no other rows wait for it, one place that stays near serves all of b's blocks.
       const Block right{packed + bytes * (g.m <= kBlock ? 1 : 1 + n / kBlock)};
       Target t = target_of(g, c, r, m, r.n0 + n);
       t.a = rows, t.b = columns_of(g, b, r, r.n0 + n);
       if (m == 0) pack_columns(t.b, t.columns, r.depth, right.at);
-      chains.block(t, left, right, r.depth, then);
+      if (m == 0)
+        soon.columns =
+            ahead_of(columns_of(g, b, r, r.n0 + n + kBlock), r.columns - n - kBlock, r.depth);
+      soon.blocks = blocks_of(r.columns - n);
+      chains.block(t, left, right, r.depth, then, soon);
     }
   }
 }

@@ -2,6 +2,7 @@
 // see "hwy/foreach_target.h".
 #include <cstring>
 
+#include "ahead.h"
 #include "gemm.h"
 
 #if defined(PIPER_CPU_SIMD_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -26,9 +27,6 @@ constexpr int kRows = 6;
 #else
 constexpr int kRows = 4;
 #endif
-
-template <class T>
-constexpr int64_t kLine = 64 / sizeof(T);  // elements of a line of the caches
 
 // Writes to[k][i] = from[i][k] for a whole vector of i, and as many k as a 128-bit block holds.
 #if HWY_TARGET == HWY_SCALAR
@@ -105,31 +103,6 @@ void pack_b(const Gemm& g, const T* b, int64_t k0, int64_t depth, int64_t n0, in
     for (int64_t k = j < whole ? whole_depth : 0; k < depth; ++k)
       panel[k * width + j] = from[j * step + k];
 }
-
-// Fetches memory that will be needed soon, little by little.
-template <class T>
-class Ahead {
- public:
-  Ahead() = default;
-  Ahead(const T* at, int64_t rows, int64_t length, int64_t step)
-      : at_(at), rows_(rows), length_(length), step_(step) {}
-  // Fetches what pack_b will read.
-  Ahead(const Gemm& g, const T* b, int64_t k0, int64_t depth, int64_t n0, int64_t columns)
-      : Ahead(b + (g.trans_b ? n0 * g.row_of_b() + k0 : k0 * g.row_of_b() + n0),
-              g.trans_b ? columns : depth, g.trans_b ? depth : columns, g.row_of_b()) {}
-  int64_t lines() const { return rows_ * ((length_ + kLine<T> - 1) / kLine<T>); }
-  HWY_INLINE void fetch(int64_t lines) {
-    for (; lines > 0 && rows_ > 0; --lines) {
-      __builtin_prefetch(at_ + column_);
-      column_ += kLine<T>;
-      if (column_ >= length_) column_ = 0, at_ += step_, --rows_;
-    }
-  }
-
- private:
-  const T* at_ = nullptr;
-  int64_t rows_ = 0, length_ = 0, step_ = 0, column_ = 0;
-};
 
 // Packs a part of a: rows, kGemmPad apart, or transposed: blocks of kRows rows, each
 // [depth][kRows], and kGemmPad apart. Reads row by row, and fetches some rows ahead: in memory they
