@@ -97,9 +97,16 @@ Status no_fit(const SearchOptions& options, const Found& found) {
   return error;
 }
 
-// The result replaces an earlier one, and nothing else.
+// The result replaces an earlier one, and nothing else. That it can be written is asked before a
+// search that may take minutes.
 Status check_output(const Flags& flags) {
   std::error_code code;
+  std::filesystem::path folder = std::filesystem::path(flags.output).parent_path();
+  if (folder.empty()) folder = ".";
+  if (!std::filesystem::is_directory(folder, code) || access(folder.c_str(), W_OK) != 0)
+    return fail("cannot write {}: {} is not a directory one can write to", flags.output,
+                folder.string())
+        .with_code(ExitCode::kStorage);
   if (!std::filesystem::exists(flags.output, code)) return ok_status();
   const auto is_file = [&](const std::string& other) {
     std::error_code error;

@@ -527,6 +527,11 @@ TEST_F(SearchTest, TheResultIsAStrategy) {
               text.npos)
         << text;
   }
+  std::tie(code, text) = shell(fmt::format(
+      "piper-search {} train.yaml --cluster '<two-cores>' -o none/best.yaml --most 2", kModel));
+  EXPECT_EQ(code, 12) << text;
+  EXPECT_EQ(text,  // at once: nothing was tried
+            "error: cannot write none/best.yaml: none is not a directory one can write to\n");
   std::tie(code, text) =
       shell(fmt::format("piper-search {} train.yaml --cluster '<h100x8>' -o no.yaml --memory 1MB "
                         "--most 5",

@@ -410,7 +410,7 @@ Result<std::optional<Tried>> fit_on_more(const SearchOptions& options, const Tri
        ++n, factor *= 2) {
     SearchOptions more = options;
     more.ranks = least.choice.ranks() * factor;
-    more.most = kTried;
+    more.most = std::min(kTried, options.most);
     more.progress = {};
     if (const int64_t has = more.cluster.size(); has < more.ranks)
       enlarge(more.cluster, (more.ranks + has - 1) / has);
