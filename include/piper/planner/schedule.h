@@ -78,14 +78,17 @@ std::vector<ComputeOrder> insert_tasks(const Dag& dag, const TaskLists& deps,
                                        const std::vector<std::vector<TaskId>>& others,
                                        const SourceSpan& at);
 
+// Says why no order is below a bound: a cell computes so long; or waits besides for its first and
+// its last backward, with what the limits let it do meanwhile; or its tasks that are no weight
+// halves take so long, with the way to the first and from the last; or what it keeps for all
+// microbatches takes so long within the limits.
+enum class BoundBy : uint8_t { kWork, kWaits, kWay, kLimits };
 // Says how long a step takes in this order, by the policy's times and what it wants to be short,
-// and what no order of these computations is below within its limits: what `cell` computes, after
-// the shortest way to its first task and before the shortest one from its last, or while it waits
-// for the first and the last backward with what the limits let it do meanwhile.
+// and what no order of these computations is below within its limits, by which cell.
 struct OrderLength {
   int64_t length = 0, bound = 0;
   size_t cell = 0;
-  bool waits = false;  // the bound has the time in which the cell waits for backwards
+  BoundBy by = BoundBy::kWork;
 };
 OrderLength length_of(const Dag& dag, const TaskLists& deps, const ListPolicy& policy,
                       const std::vector<ComputeOrder>& orders);

@@ -171,12 +171,21 @@ std::string gap(const Dag& dag, const ListPolicy& policy, const OrderLength& len
       length.bound > 0 ? static_cast<double>(length.length) / static_cast<double>(length.bound) - 1
                        : 0;
   const std::string where = place_of(dag, length.cell);
-  return fmt::format(
-      "by these costs within {:.1f} % of the bound: {} computes so long{}", over * 100,
-      where.empty() ? "the device" : where,
-      length.waits  ? ", and waits for its first and last backward with what the limits let it do"
-      : policy.span ? ""
-                    : ", after what leads to its first task and before what follows its last");
+  const char* why = policy.span ? "computes so long"
+                                : "computes so long, after what leads to its first task and "
+                                  "before what follows its last";
+  if (length.by == BoundBy::kWaits)
+    why =
+        "computes so long, and waits for its first and last backward with what the limits let "
+        "it do";
+  if (length.by == BoundBy::kWay)
+    why =
+        "computes so long without weight halves, after what leads to its first task and before "
+        "what follows its last";
+  if (length.by == BoundBy::kLimits)
+    why = "keeps activations of all microbatches so long, within the limits at a time";
+  return fmt::format("by these costs within {:.1f} % of the bound: {} {}", over * 100,
+                     where.empty() ? "the device" : where, why);
 }
 
 // Returns what the policy came to on each cell.

@@ -89,8 +89,9 @@ void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
         if (task.kind == InstructionKind::kRecv) {
           const ValueId value = dag_.items[task.writes[0].index()].value;
           later += policy.time_per_message;
-          later += static_cast<int64_t>(policy.time_per_byte *
-                                        static_cast<double>(dag_.graph.value(value).type.bytes()));
+          if (policy.time_per_byte > 0)
+            later += static_cast<int64_t>(
+                policy.time_per_byte * static_cast<double>(dag_.graph.value(value).type.bytes()));
         }
         open.emplace_back(d, later);
       }
@@ -164,7 +165,7 @@ void Lines::measure(const ListPolicy& policy) {
       if (!last) continue;
       Line& forward = all[passes->at(TaskPass::kF)];
       forward.slots = last->slots = 1;
-      forward.forward = last->forward = passes->at(TaskPass::kF);
+      for (const auto& [pass, l] : *passes) all[l].forward = passes->at(TaskPass::kF);
       forward.room = ++room;
       int64_t most = 0;
       for (size_t p = forward.first; p < forward.end; ++p) most = std::max(most, places[p].held);

@@ -13,6 +13,7 @@ namespace piper {
 // Holds the tasks of one region and pass on a cell, by turn: the next one is the only choice. They
 // have the places [first, end) in Lines::places.
 struct Line {
+  static constexpr size_t kNone = static_cast<size_t>(-1);
   size_t first = 0, end = 0;
   size_t cell = 0;
   size_t chunk = 0;  // of the first task
@@ -20,7 +21,7 @@ struct Line {
   int rank = 0;             // in `prefer`
   bool first_here = false;  // of the first region that the cell runs forward
   int64_t slots = 0;        // 1 where activations are taken or given back
-  size_t forward = 0;       // there, of this region
+  size_t forward = kNone;   // that of this region, where it has both passes
   int64_t room = 1;   // forwards: chunks of activations that must fit, with those of later regions
   int64_t bytes = 0;  // the same in bytes
   std::vector<size_t> readers;  // lines whose tasks need its own
@@ -59,16 +60,45 @@ class Lines {
   const Dag& dag_;
 };
 
+// Says what limits were compared with when forwards were let through: the most of it.
+struct Used {
+  int64_t chunks = 0, bytes = 0;
+  void note(int64_t more_chunks, int64_t more_bytes) {
+    chunks = std::max(chunks, more_chunks);
+    bytes = std::max(bytes, more_bytes);
+  }
+};
+
 // A steady state in units of time, a forward or a half of a backward each: microbatch m of a line
 // starts at start + m × period.
 struct Pattern {
   int64_t period = 1;
   std::vector<int64_t> start;  // by line
   std::vector<int64_t> limit;  // by line: chunks of activations that its region holds at most
+  std::vector<Used> used;      // by cell: what its own order holds
+  bool fits(const ListPolicy& limits) const;
 };
 // Returns patterns in which the busiest cell never waits; nothing where microbatches run on
 // different cells.
 std::vector<Pattern> find_patterns(const Dag& dag, const Lines& lines);
+
+// Returns the forwards in the order in which a microbatch goes through them; fewer than all where
+// it goes two ways.
+std::vector<size_t> way_of(const Lines& lines);
+
+// Describes a pipeline that goes through all its cells, and as often again as each has regions.
+struct RoundShape {
+  struct Region {
+    size_t forward, backward, weights;  // lines; no weights: Line::kNone
+  };
+  struct Cell {
+    size_t cell = 0;
+    std::vector<Region> regions;
+  };
+  std::vector<Cell> cells;  // from the first on
+};
+// Nothing: the pipeline has another shape.
+std::optional<RoundShape> find_round_shape(const Dag& dag, const Lines& lines);
 
 // Describes a pipeline that goes down its cells and back up again: by cell from the top down, the
 // lines of forwards, input halves and weight halves, each in the order in which a microbatch comes
@@ -81,9 +111,10 @@ struct VShape {
 // Nothing: the pipeline has another shape.
 std::optional<VShape> find_v(const Dag& dag, const Lines& lines);
 
-// Says which tasks may wait for a weight half that begins before they can.
+// Says which tasks may wait for a weight half that begins before they can; and whether all tasks
+// are taken to be equally long, and messages to take no time.
 struct VRules {
-  bool forwards_wait = true, backwards_wait = true;
+  bool forwards_wait = true, backwards_wait = true, are_equal = false;
 };
 // Says how many tasks of each line are ordered, and by cell how long all of these take.
 struct Sample {
@@ -92,14 +123,6 @@ struct Sample {
   std::vector<int64_t> work;
 };
 
-// Says what limits were compared with when forwards were let through: the most of it.
-struct Used {
-  int64_t chunks = 0, bytes = 0;
-  void note(int64_t more_chunks, int64_t more_bytes) {
-    chunks = std::max(chunks, more_chunks);
-    bytes = std::max(bytes, more_bytes);
-  }
-};
 // Goes through the limits of a policy and those that are tighter. An order within tighter limits is
 // one within wider ones, and a choice that is best at the moment may be worse in the end. So if all
 // of them are tried (stride 1), more memory never makes an order longer.
@@ -135,10 +158,17 @@ struct TimedOrder {
   std::vector<ComputeOrder> order;
   int64_t length = 0;
 };
-// Returns the order that these rules make. Nothing: the limits do not let it through, or it becomes
-// longer than `longest`.
+// Returns the order that these rules make. It may become shorter only when it is made anew, so it
+// is not given up behind others: which orders are found would depend on these, and on limits.
+// Nothing: the limits do not let it through.
 std::optional<TimedOrder> order_v(const ListPolicy& policy, const Lines& lines, const VShape& v,
-                                  const Sample& sample, const VRules& rules, Used& used,
-                                  int64_t longest = INT64_MAX);
+                                  const Sample& sample, const VRules& rules, Used& used);
+
+// Returns the orders in which cells run `ahead` forwards more for each cell that follows, as soon
+// as these limits let them, and then forwards and backwards in turn, in rounds of as many
+// microbatches as there are cells. Nothing: the limits do not let it through.
+std::vector<ComputeOrder> order_in_rounds(const ListPolicy& limits, const Lines& lines,
+                                          const RoundShape& shape, const Sample& sample,
+                                          size_t ahead, Used& used);
 
 }  // namespace piper

@@ -15,6 +15,7 @@ struct OrderRule {
   const Pattern* pattern = nullptr;
   std::optional<Filling> filling;
   std::optional<VRules> v;
+  std::optional<size_t> ahead;  // of an order in rounds
 };
 // Holds a simulation and its result.
 struct Try {
@@ -27,7 +28,7 @@ struct Try {
 // Returns ways to fill the pipeline: as many forwards first as its trip takes, some more, or one
 // for each cell that follows.
 std::vector<Filling> find_fillings(const ListPolicy& policy, const Lines& lines,
-                                   const std::vector<Trip>& trips) {
+                                   const Trips& trips) {
   const bool in_halves = std::any_of(lines.all.begin(), lines.all.end(),
                                      [](const Line& line) { return line.pass == TaskPass::kBW; });
   if (!in_halves || policy.limits_give_way) return {};
@@ -35,12 +36,14 @@ std::vector<Filling> find_fillings(const ListPolicy& policy, const Lines& lines,
   constexpr double kWaits[] = {0.05, 0.2, 0.6, 1};
   std::vector<Filling> fillings;
   for (const double wait : kWaits) fillings.push_back({wait, {}});
-  if (trips.empty()) return fillings;
-  std::vector<size_t> by_trip(trips.size());
-  for (size_t cell = 0; cell < trips.size(); ++cell) by_trip[cell] = cell;
+  if (!trips.are_straight()) return fillings;
+  std::vector<double> forwards;  // by cell: that fit into its trip
+  for (const CellTrips& cell : trips.cells) forwards.push_back(cell.regions[0].forwards());
+  std::vector<size_t> by_trip(forwards.size());
+  for (size_t cell = 0; cell < forwards.size(); ++cell) by_trip[cell] = cell;
   std::stable_sort(by_trip.begin(), by_trip.end(),
-                   [&](size_t a, size_t b) { return trips[a].forwards() < trips[b].forwards(); });
-  std::vector<int64_t> each(trips.size());
+                   [&](size_t a, size_t b) { return forwards[a] < forwards[b]; });
+  std::vector<int64_t> each(forwards.size());
   for (size_t i = 0; i < by_trip.size(); ++i) each[by_trip[i]] = static_cast<int64_t>(i) + 1;
   constexpr std::pair<double, int64_t> kAhead[] = {
       {0.9, 4}, {0.9, 1}, {1.035, 1}, {1.12, 1}, {1.0, 1}};
@@ -49,8 +52,8 @@ std::vector<Filling> find_fillings(const ListPolicy& policy, const Lines& lines,
   for (const double wait : {0.0, 0.6, 0.05})
     for (const auto& [factor, more] : kAhead) {
       Filling filling{wait, {}};
-      for (const Trip& trip : trips)
-        filling.ahead.push_back(static_cast<int64_t>(trip.forwards() * factor) + more);
+      for (const double fit : forwards)
+        filling.ahead.push_back(static_cast<int64_t>(fit * factor) + more);
       fillings.push_back(std::move(filling));
     }
   for (const double wait : {0.6, 1.0}) fillings.push_back({wait, each});
@@ -61,10 +64,17 @@ std::vector<Filling> find_fillings(const ListPolicy& policy, const Lines& lines,
 class Trials {
  public:
   Trials(const Dag& dag, const ListPolicy& policy, const Lines& lines)
-      : dag_(dag), policy_(policy), lines_(lines), v_(find_v(dag, lines)), tries_(1) {
-    if (!policy.limits_give_way) trips_ = find_trips(dag, policy, lines);
+      : dag_(dag),
+        policy_(policy),
+        lines_(lines),
+        v_(find_v(dag, lines)),
+        rounds_(find_round_shape(dag, lines)),
+        tries_(1) {
+    if (!policy.limits_give_way) trips_ = find_trips(lines, policy);
     // No pattern was better than all fillings in pipelines whose cells have one region each.
-    if (!policy.limits_give_way && trips_.empty()) patterns_ = find_patterns(dag, lines);
+    if (!policy.limits_give_way && !trips_.are_straight()) patterns_ = find_patterns(dag, lines);
+    for (const size_t ahead : {1, 2})
+      if (rounds_ && !policy.limits_give_way) tries_.emplace_back().rule.ahead = ahead;
     for (const Pattern& pattern : patterns_)
       for (const Follow follow : {Follow::kOrder, Follow::kLimits}) {
         tries_.emplace_back().rule.follow = follow;
@@ -72,7 +82,8 @@ class Trials {
       }
     for (Filling& filling : find_fillings(policy, lines, trips_))
       tries_.emplace_back().rule.filling = std::move(filling);
-    for (const VRules& rules : {VRules{true, true}, {true, false}, {false, true}, {false, false}})
+    for (const VRules& rules :
+         {VRules{true, true}, {true, false}, {false, true}, {false, false}, {true, true, true}})
       if (v_ && !policy.limits_give_way) tries_.emplace_back().rule.v = rules;
   }
 
@@ -82,7 +93,6 @@ class Trials {
       return std::move(tries_[0].order);
     }
     const Sample sample(lines_, std::min(micros(), sample_size()));
-    if (!only_forwards_come_first(lines_)) trips_.clear();
     shortest_ = kNever;
     TighterLimits limits(policy_, lines_, stride(sample.micros));
     Try best;
@@ -90,14 +100,14 @@ class Trials {
     for (bool first = true, more = true; more; first = false) {
       run_all(limits, sample, first, bound_within(limits.policy(), sample, trips_).length);
       if (first && !tries_[0].order) return std::move(tries_[0].order);
-      Try& one = shortest_try();
+      Try& one = shortest_try(limits.policy());
       if (one.order && (first || one.length < best.length)) {
         best = std::move(one);
         one.rule = best.rule;
         limits_of_best = limits.policy();
       }
       // Tighter limits under which no order can be shorter are not tried.
-      do more = limits.tighten(used());
+      do more = limits.tighten(used(limits.policy()));
       while (more && bound_within(limits.policy(), sample, trips_).length >= best.length);
     }
     if (sample.micros < micros()) run(best, limits_of_best, Sample(lines_, micros()));
@@ -126,53 +136,65 @@ class Trials {
     return static_cast<int64_t>(1 +
                                 2 * forwards * sample * lines_.all.size() * tries_.size() / kMost);
   }
-  Try& shortest_try() {
+  // A pattern's own order may hold more than the limits: then no try that follows it counts.
+  static bool counts(const Try& one, const ListPolicy& limits) {
+    return !one.rule.pattern || one.rule.pattern->fits(limits);
+  }
+  Try& shortest_try(const ListPolicy& limits) {
     size_t first = 0;
-    for (size_t t = 1; t < tries_.size(); ++t) {
-      const Try& one = tries_[t];
-      // A pattern's order may hold more than its limits: then neither of its tries counts.
-      const bool holds_more = !one.order || (one.rule.pattern && !tries_[t - (t + 1) % 2].order);
-      if (!holds_more && one.length < tries_[first].length) first = t;
-    }
+    for (size_t t = 1; t < tries_.size(); ++t)
+      if (tries_[t].order && counts(tries_[t], limits) && tries_[t].length < tries_[first].length)
+        first = t;
     return tries_[first];
   }
-  Used used() const {
+  Used used(const ListPolicy& limits) const {
     Used all;
-    for (const Try& one : tries_) all.note(one.used.chunks, one.used.bytes);
+    for (const Try& one : tries_)
+      if (counts(one, limits)) all.note(one.used.chunks, one.used.bytes);
     return all;
   }
   // Runs those whose orders change within these limits, some at a time: the last ones are best
   // where there are any, and others are given up sooner behind them. What a try has used when it is
   // given up decides which limits come next, so that must not depend on how fast threads are: all
-  // that run at a time know the same shortest order. One that is as short as the bound ends it.
+  // that run at a time know the same shortest order. One that is as short as the bound ends it,
+  // as the very first one often is, which runs alone.
   void run_all(const TighterLimits& limits, const Sample& sample, bool first, int64_t bound) {
     constexpr size_t kAtOnce = 4;
+    size_t at_once = first ? 1 : tries_.size();
     std::vector<Try*> open;
     for (size_t t = tries_.size(); t-- > 0 && shortest_ > bound;) {
-      if (first || limits.exclude(tries_[t].used)) open.push_back(&tries_[t]);
-      if (open.size() < kAtOnce && t > 0) continue;
+      Try& next = tries_[t];
+      if ((first || limits.exclude(next.used)) && counts(next, limits.policy()))
+        open.push_back(&next);
+      if (open.size() < at_once && t > 0) continue;
+      if (first) at_once = kAtOnce;
       in_parallel(open.size(),
-                  [&](size_t i) { run(*open[i], limits.policy(), sample, shortest_, first); });
+                  [&](size_t i) { run(*open[i], limits.policy(), sample, shortest_); });
       for (const Try* one : open)
-        if (one->order && !one->rule.pattern) shortest_ = std::min(shortest_, one->length);
+        if (one->order) shortest_ = std::min(shortest_, one->length);
       open.clear();
     }
   }
-  // Gives up what becomes longer than `longest`; but the first one says whether the limits let
-  // anything through, if it is asked, and a pattern's own order whether the pattern obeys them.
-  void run(Try& one, const ListPolicy& limits, const Sample& sample, int64_t longest = kNever,
-           bool asks = true) const {
+  // Gives up what does not become shorter than another.
+  void run(Try& one, const ListPolicy& limits, const Sample& sample,
+           int64_t longest = kNever) const {
     const OrderRule& rule = one.rule;
     if (rule.v) {
-      std::optional<TimedOrder> made =
-          order_v(limits, lines_, *v_, sample, *rule.v, one.used, longest);
-      one.length = made ? made->length : 0;
+      std::optional<TimedOrder> made = order_v(limits, lines_, *v_, sample, *rule.v, one.used);
+      one.length = made ? made->length : kNever;
       one.order = made ? Result(std::move(made->order)) : fail("the limits do not let it");
       return;
     }
-    const bool must_end = (asks && &one == tries_.data()) || rule.follow == Follow::kOrder;
+    if (rule.ahead) {
+      auto made = order_in_rounds(limits, lines_, *rounds_, sample, *rule.ahead, one.used);
+      one.length = kNever;
+      if (!made.empty())
+        one.length = time_of_orders(dag_, lines_, limits.span, made).value_or(kNever);
+      one.order = std::move(made);
+      return;
+    }
     Lister lister(dag_, limits, lines_, sample, rule.follow, rule.pattern,
-                  rule.filling ? &*rule.filling : nullptr, must_end ? kNever : longest);
+                  rule.filling ? &*rule.filling : nullptr, longest);
     one.order = lister.run();
     one.length = lister.length();
     one.used = lister.used();
@@ -182,8 +204,9 @@ class Trials {
   const ListPolicy& policy_;
   const Lines& lines_;
   const std::optional<VShape> v_;
+  const std::optional<RoundShape> rounds_;
   std::vector<Pattern> patterns_;
-  std::vector<Trip> trips_;  // by cell; empty: they bound nothing
+  Trips trips_;
   std::vector<Try> tries_;
   int64_t shortest_ = kNever;  // length of the shortest order so far
 };

@@ -85,7 +85,7 @@ class Lister {
       const Line& line = lines_.all[best.line];
       if (blocked(best.line) && !policy_.limits_give_way) return too_tight(line.cell);
       take(best);
-      if (least_length(line.cell) > longest_) {
+      if (least_length(line.cell) >= longest_) {
         is_given_up_ = true;
         return std::vector<ComputeOrder>();
       }
@@ -126,9 +126,7 @@ class Lister {
     const int64_t chunks = in_flight_[line.cell], bytes = bytes_[line.cell];
     if (filling_ && !filling_->ahead.empty() && ahead_[line.cell] >= filling_->ahead[line.cell])
       return true;
-    if (follow_ == Follow::kOrder)
-      return chunks + 1 > policy_.in_flight[line.cell] ||
-             (policy_.memory > 0 && bytes + place_of(l).held > policy_.memory);
+    if (follow_ == Follow::kOrder) return false;  // the pattern's order fits
     if (follow_ == Follow::kLimits && held_[l] >= pattern_->limit[l]) return true;
     return chunks + line.room > policy_.in_flight[line.cell] ||
            (policy_.memory > 0 && bytes + line.bytes > policy_.memory);

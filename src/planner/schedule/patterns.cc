@@ -31,7 +31,7 @@ class PatternMaker {
     taken_.assign(work.size(), std::vector<bool>(static_cast<size_t>(pattern_.period)));
     for (size_t l : order_)
       if (!put(l)) return std::nullopt;
-    for (const auto& here : lines_.of_cell) limit(here);
+    for (const auto& here : lines_.of_cell) limit(here), pattern_.used.push_back(used_by(here));
     return std::move(pattern_);
   }
 
@@ -81,6 +81,29 @@ class PatternMaker {
     }
   }
 
+  // Returns what a cell holds that runs its tasks in the order of their starts.
+  Used used_by(const std::vector<size_t>& here) const {
+    std::vector<std::pair<int64_t, size_t>> next;  // start of a line's next task, and its place
+    for (const size_t l : here) next.emplace_back(pattern_.start[l], lines_.all[l].first);
+    Used used;
+    int64_t chunks = 0, bytes = 0;
+    for (;;) {
+      size_t least = next.size();
+      for (size_t i = 0; i < next.size(); ++i)
+        if (next[i].second < lines_.all[here[i]].end &&
+            (least == next.size() || next[i].first < next[least].first))
+          least = i;
+      if (least == next.size()) return used;
+      auto& [start, place] = next[least];
+      const Line& line = lines_.all[here[least]];
+      const LinePlace& what = lines_.places[place++];
+      start += pattern_.period;
+      chunks += line.pass == TaskPass::kF ? line.slots : -line.slots;
+      bytes += line.pass == TaskPass::kF ? what.held : -what.freed;
+      if (line.pass == TaskPass::kF && line.slots > 0) used.note(chunks, bytes);
+    }
+  }
+
   const Dag& dag_;
   const Lines& lines_;
   const std::vector<size_t>& order_;
@@ -90,6 +113,14 @@ class PatternMaker {
 };
 
 }  // namespace
+
+bool Pattern::fits(const ListPolicy& limits) const {
+  for (size_t cell = 0; cell < used.size(); ++cell)
+    if (used[cell].chunks > limits.in_flight[cell] ||
+        (limits.memory > 0 && used[cell].bytes > limits.memory))
+      return false;
+  return true;
+}
 
 std::vector<Pattern> find_patterns(const Dag& dag, const Lines& lines) {
   std::vector<Pattern> patterns;

@@ -18,31 +18,6 @@ std::optional<size_t> line_of(const Dag& dag, const Lines& lines, size_t forward
   return std::nullopt;
 }
 
-// Returns the forwards in the order in which a microbatch goes through them; fewer than all where
-// it goes two ways.
-std::vector<size_t> way_of(const Lines& lines) {
-  const auto is_forward = [&](size_t l) { return lines.all[l].pass == TaskPass::kF; };
-  std::vector<size_t> way;
-  std::vector<bool> follows(lines.all.size());
-  for (const Line& line : lines.all)
-    for (const size_t reader : line.readers)
-      if (line.pass == TaskPass::kF && is_forward(reader)) follows[reader] = true;
-  for (size_t l = 0; l < lines.all.size(); ++l)
-    if (is_forward(l) && !follows[l]) way.push_back(l);
-  if (way.size() != 1) return {};
-  for (bool found = true; found && way.size() < lines.all.size();) {
-    found = false;
-    const size_t last = way.back();
-    for (const size_t reader : lines.all[last].readers) {
-      if (!is_forward(reader) || reader == last) continue;
-      if (found) return {};
-      way.push_back(reader);
-      found = true;
-    }
-  }
-  return way;
-}
-
 }  // namespace
 
 std::optional<VShape> find_v(const Dag& dag, const Lines& lines) {
@@ -98,6 +73,7 @@ class VLister {
         longest_(longest),
         work_(sample.work),
         end_(lines.places.size(), -1),
+        real_end_(rules.are_equal ? lines.places.size() : 0),
         all_(v.cells.size()) {
     for (size_t at = 0; at < all_.size(); ++at) all_[at].order.reserve(6 * micros_);
   }
@@ -113,14 +89,14 @@ class VLister {
   }
   std::vector<int64_t> idle() const {
     std::vector<int64_t> idle;
-    for (const Cell& cell : all_) idle.push_back(cell.idle);
+    for (const Cell& cell : all_) idle.push_back(cell.planned.idle);
     return idle;
   }
   const Used& used() const { return used_; }
   int64_t length() const {
     int64_t most = 0;
     for (const Cell& cell : all_)
-      most = std::max(most, cell.clock - (policy_.span ? cell.first : 0));
+      most = std::max(most, cell.real.now - (policy_.span ? cell.real.first : 0));
     return most;
   }
   std::vector<ComputeOrder> orders() && {
@@ -133,7 +109,10 @@ class VLister {
  private:
   struct Cell {
     std::array<std::array<size_t, 2>, 3> done{};  // tasks, by pass and turn
-    int64_t clock = 0, first = 0, idle = 0;
+    struct Clock {
+      int64_t now = 0, first = 0, idle = 0;
+    };
+    Clock planned, real;  // with the times that the rules take, and with those that tasks have
     int64_t bytes = 0, chunks = 0;
     std::vector<size_t> weights;  // turns of the weight halves that can run
     size_t next_weights = 0;      // in `weights`
@@ -143,8 +122,8 @@ class VLister {
   // What a cell has idled stays.
   bool is_longer() const {
     for (size_t at = 0; at < all_.size(); ++at) {
-      const int64_t before = policy_.span ? 0 : all_[at].first;
-      if (before + all_[at].idle + work_[v_.cells[at]] > longest_) return true;
+      const int64_t before = policy_.span ? 0 : all_[at].real.first;
+      if (before + all_[at].real.idle + work_[v_.cells[at]] >= longest_) return true;
     }
     return false;
   }
@@ -163,7 +142,7 @@ class VLister {
     for (const Need& need : lines_.needs[place]) {
       const int64_t end = end_[static_cast<size_t>(need.place)];
       if (end < 0) return -1;
-      time = std::max(time, end + need.delay);
+      time = std::max(time, end + (rules_.are_equal ? 0 : need.delay));
     }
     return time;
   }
@@ -179,6 +158,21 @@ class VLister {
     return true;
   }
 
+  int64_t really_ready(size_t place) const {
+    int64_t time = 0;
+    for (const Need& need : lines_.needs[place])
+      time = std::max(time, real_end_[static_cast<size_t>(need.place)] + need.delay);
+    return time;
+  }
+  // Returns when it ends.
+  static int64_t run_task(const Cell& cell, Cell::Clock& clock, int64_t there, int64_t time) {
+    const int64_t start = std::max(clock.now, there);
+    if (cell.order.empty())
+      clock.first = start;
+    else
+      clock.idle += start - clock.now;
+    return clock.now = start + time;
+  }
   bool put(Pass pass, size_t turn, size_t at) {
     Cell& cell = all_[at];
     if (is_done(pass, turn, at)) return false;
@@ -186,13 +180,12 @@ class VLister {
     const LinePlace& what = lines_.places[which];
     const int64_t there = ready(which);
     if (there < 0 || (pass == kForward && !fits(at, 1, what.held))) return false;
-    const int64_t start = std::max(cell.clock, there);
-    if (cell.order.empty())
-      cell.first = start;
+    end_[which] = run_task(cell, cell.planned, there, time_of(what));
+    if (rules_.are_equal)
+      real_end_[which] = run_task(cell, cell.real, really_ready(which), what.time);
     else
-      cell.idle += start - cell.clock;
-    cell.clock = end_[which] = start + what.time;
-    most_ = std::max(most_, cell.idle);
+      cell.real = cell.planned;
+    most_ = std::max(most_, cell.planned.idle);
     const bool has_weights = v_.lines[at][kWeights][turn] != VShape::kNoLine;
     cell.bytes += pass == kForward ? what.held : -what.freed;
     cell.chunks += pass == kForward ? 1 : pass == kWeights || !has_weights ? -1 : 0;
@@ -201,6 +194,7 @@ class VLister {
     cell.order.push_back(what.task);
     return true;
   }
+  int64_t time_of(const LinePlace& place) const { return rules_.are_equal ? 1 : place.time; }
   bool has_weights(size_t at) const { return all_[at].next_weights < all_[at].weights.size(); }
   void put_weights(size_t at) {
     Cell& cell = all_[at];
@@ -208,16 +202,17 @@ class VLister {
   }
   int64_t time_of_weights(size_t at) const {
     const Cell& cell = all_[at];
-    return lines_.places[next_place(kWeights, cell.weights[cell.next_weights], at)].time;
+    return time_of(lines_.places[next_place(kWeights, cell.weights[cell.next_weights], at)]);
   }
   // Runs weight halves in the time until the task can begin; and, if it may, one that makes it wait
   // where the cell has idled less than others have, or did the last time.
   void fill(Pass pass, size_t turn, size_t at, bool may_wait) {
     Cell& cell = all_[at];
     const int64_t there = ready(next_place(pass, turn, at));
-    while (has_weights(at) && there >= cell.clock + time_of_weights(at)) put_weights(at);
+    while (has_weights(at) && there >= cell.planned.now + time_of_weights(at)) put_weights(at);
     const int64_t before = idle_before_.empty() ? 0 : most_before_ - idle_before_[at];
-    if (may_wait && has_weights(at) && there - cell.clock > std::max(most_, before) - cell.idle)
+    if (may_wait && has_weights(at) &&
+        there - cell.planned.now > std::max(most_, before) - cell.planned.idle)
       put_weights(at);
   }
 
@@ -232,7 +227,8 @@ class VLister {
       for (;;) {
         if (at + 1 == all_.size() || is_done(kForward, 0, at)) break;
         const LinePlace& next = lines_.places[next_place(kForward, 0, at)];
-        if (all_[at].clock + next.time > ready(up) || !fits(at, more, more * next.held)) break;
+        if (all_[at].planned.now + time_of(next) > ready(up) || !fits(at, more, more * next.held))
+          break;
         for (size_t above = 0; above <= at; ++above)
           if (!put(kForward, 0, above)) return false;
       }
@@ -301,7 +297,8 @@ class VLister {
   const int64_t most_before_;
   const int64_t longest_;
   const std::vector<int64_t>& work_;  // by cell
-  std::vector<int64_t> end_;          // by place; -1: it has not run
+  std::vector<int64_t> end_;          // by place, as planned; -1: it has not run
+  std::vector<int64_t> real_end_;     // the same as it is, where that differs
   std::vector<Cell> all_;             // from the top down
   int64_t most_ = 0;                  // idle time of a cell
   Used used_;
@@ -310,20 +307,18 @@ class VLister {
 }  // namespace
 
 std::optional<TimedOrder> order_v(const ListPolicy& policy, const Lines& lines, const VShape& v,
-                                  const Sample& sample, const VRules& rules, Used& used,
-                                  int64_t longest) {
+                                  const Sample& sample, const VRules& rules, Used& used) {
   std::optional<TimedOrder> best;
   used = {};
   // Cells that idle less than the worst one can let tasks wait: each turn lists again with that.
   for (std::vector<int64_t> idle;;) {
-    VLister lister(policy, lines, v, sample, rules, idle, longest);
+    VLister lister(policy, lines, v, sample, rules, idle, best ? best->length : INT64_MAX);
     const bool runs = lister.run();
     used.note(lister.used().chunks, lister.used().bytes);
     if (!runs || (best && lister.length() >= best->length)) return best;
     idle = lister.idle();
     const int64_t length = lister.length();
     best = {std::move(lister).orders(), length};
-    longest = std::min(longest, length);
   }
 }
 
