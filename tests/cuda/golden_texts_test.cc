@@ -159,7 +159,7 @@ void expect_within_bounds(const Nvrtc& nvrtc, const std::string& source, const c
     most.frame_bytes = std::max(most.frame_bytes, cost.frame_bytes);
     const size_t at = source.find("KERNEL(" + name + ","), end = source.find("\nKERNEL(", at);
     const std::string text = at == source.npos ? name : source.substr(at, end - at);
-    const bool groups = text.find("grouped_product") != text.npos;
+    const bool groups = text.find("grouped_") != text.npos;
     if (cost.registers <= (groups ? kMostOfGroups : kMostRegisters) &&
         cost.frame_bytes <= kMostFrame)
       continue;
