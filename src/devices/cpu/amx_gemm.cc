@@ -6,9 +6,9 @@
 // artificial intelligence datatype for higher-precision computations, ARITH 2019). Parts that are
 // zero in a whole block, as of numbers that were rounded to bf16, cost nothing.
 //
-// Chains over 128 of k are those of gemm.h; within one, a tile adds 32 of k at once. Tiles take
-// numbers below 2^-126 for zero, parts too. An element of a chain that is not a number, as of
-// infinite operands, is computed anew by the kernels of vectors, which IEEE 754 describes.
+// A chain of gemm.h is over 512 of k here. Tiles take numbers below 2^-126 for zero, and such parts
+// of larger numbers: what is below 2^-110 loses bits. An element of a chain that is not a number,
+// as of infinite operands, is computed anew by the kernels of vectors, as IEEE 754 describes it.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -22,9 +22,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#if !defined(__clang__)
 // GCC's own header reads variables that it means to be undefined.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 
 #define PIPER_AMX \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")))
@@ -74,7 +76,7 @@ PIPER_AMX inline __mmask16 first_lanes(int64_t count) {
   return static_cast<__mmask16>(count >= kSide ? 0xffff : (1u << std::max<int64_t>(count, 0)) - 1);
 }
 
-// Loads `rows` rows of `columns`, zero beyond.
+// Loads `rows` rows of `columns`, and zeros beyond.
 PIPER_AMX inline void load_rows(const float* from, int64_t step, int64_t rows, int64_t columns,
                                 Vectors& to) {
   const __mmask16 lanes = first_lanes(columns);
@@ -173,7 +175,8 @@ PIPER_AMX inline void load_square(const Stored& s, int64_t i, int64_t k, int64_t
   if (s.across != kByDepth) transpose(to);
 }
 
-// Packs up to 32 rows of a: a tile has 16 of them, with 32 of k each.
+// Packs up to 32 rows of a: a tile has 16 of them, with 32 of k each. What the other rows of a tile
+// are, only rows of sums depend on that nobody reads.
 PIPER_AMX void pack_rows(const Stored& a, int64_t rows, int64_t depth, std::byte* block) {
   Used used{_mm512_setzero_si512(), _mm512_setzero_si512()};
   std::byte* to = block + kHead;
@@ -183,7 +186,8 @@ PIPER_AMX void pack_rows(const Stored& a, int64_t rows, int64_t depth, std::byte
       load_square<false>(a, i, k, rows, depth, x);
       load_square<false>(a, i, k + kSide, rows, depth, y);
       std::byte* tile = to + i / kSide * kTile;
-      for (int64_t r = 0; r < kSide; ++r) put(split(x.row[r], y.row[r]), tile + r * 64, used);
+      for (int64_t r = 0; r < std::min(kSide, rows - i); ++r)
+        put(split(x.row[r], y.row[r]), tile + r * 64, used);
     }
   set_head(used, block);
 }
@@ -254,7 +258,7 @@ class Adding {
         lanes_(first_lanes(chain.t.columns)),
         more_(first_lanes(chain.t.columns - kSide)) {}
 
-  PIPER_AMX [[gnu::always_inline]] inline void rows(int64_t count) {
+  [[gnu::always_inline]] PIPER_AMX inline void rows(int64_t count) {
     for (const int64_t end = std::min(row_ + count, chain_.t.rows); row_ < end; ++row_) {
       const float* const sums = chain_.sums + row_ * kBlock;
       __m512 x = _mm512_load_ps(sums), y = _mm512_maskz_load_ps(more_, sums + kSide);
