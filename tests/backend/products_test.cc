@@ -231,6 +231,7 @@ TEST(Products, TilesRoundNoMoreThanVectors) {
     }
     EXPECT_LE(worst[1], worst[0] * 1.25) << k;
     EXPECT_GT(worst[1], 0) << k;
+    EXPECT_NE(numbers_of(a, b, "AMX"), numbers_of(a, b, "")) << k;  // tiles are used
   }
 }
 
