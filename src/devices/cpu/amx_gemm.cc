@@ -175,8 +175,8 @@ PIPER_AMX inline void load_square(const Stored& s, int64_t i, int64_t k, int64_t
   if (s.across != kByDepth) transpose(to);
 }
 
-// Packs up to 32 rows of a: a tile has 16 of them, with 32 of k each. What the other rows of a tile
-// are, only rows of sums depend on that nobody reads.
+// Packs up to 32 rows of a: a tile has 16 of them, with 32 of k each. Only rows of sums that nobody
+// reads depend on the other rows of a tile.
 PIPER_AMX void pack_rows(const Stored& a, int64_t rows, int64_t depth, std::byte* block) {
   Used used{_mm512_setzero_si512(), _mm512_setzero_si512()};
   std::byte* to = block + kHead;
@@ -310,17 +310,16 @@ inline void fetch_rows(const Target& t, int64_t begin, int64_t end) {
   }
 }
 
-// What is fetched while blocks are multiplied: the next columns of b beside one block, the next
-// rows of a beside all blocks of a row of them.
+// Names what is fetched while blocks are multiplied: the next columns of b beside one block, the
+// next rows of a beside all blocks of a row of them.
 struct Soon {
   Ahead<float> columns, rows;
   int64_t blocks = 1;  // beside which the rows are fetched
 };
 
 // Computes the sums of `now`, without kTall of its first 16 rows only, without kWide of its first
-// 16 columns. Those of `before` are added to c meanwhile: the processor does so
-// while its tiles multiply. The order of the parts is that in which the fewest tiles are loaded
-// twice.
+// 16 columns. Those of `before` are added to c meanwhile: the processor does so while its tiles
+// multiply. The order of the parts is that in which the fewest tiles are loaded twice.
 template <bool kTall, bool kWide>
 PIPER_AMX __attribute__((noinline)) void multiply(const Block& left, const Block& right,
                                                   const Chain& now, const Chain& before,
@@ -349,7 +348,7 @@ PIPER_AMX __attribute__((noinline)) void multiply(const Block& left, const Block
   const int64_t beside = steps * products * soon.blocks;
   const int64_t of_rows = (soon.rows.lines() + beside - 1) / beside;
   Adding adding(before);
-  int64_t fetched = 0;
+  const int64_t share = kBlock / steps;  // rows of c that are fetched beside a step
   const std::byte *a = left.tiles() + now.k / kStep * kStepBytes,
                   *b = right.tiles() + now.k / kStep * kStepBytes;
   asm volatile("" ::: "memory");  // the compiler does not know that loads of tiles read memory
@@ -381,8 +380,7 @@ PIPER_AMX __attribute__((noinline)) void multiply(const Block& left, const Block
       PIPER_LOAD_B(1);
       PIPER_TIMES();
     }
-    if (now.k == 0) fetch_rows(now.t, fetched, fetched + kBlock / steps);
-    fetched += kBlock / steps;
+    if (now.k == 0) fetch_rows(now.t, i * share, (i + 1) * share);
   }
   constexpr int64_t kRow = kBlock * static_cast<int64_t>(sizeof(float));
   _tile_stored(0, now.sums, kRow);
@@ -418,10 +416,7 @@ class Chains {
     }
   }
   // Adds what waits.
-  PIPER_AMX void end() {
-    Adding(chains_[1 - turn_]).rows(kBlock);
-    chains_[1 - turn_].t.rows = 0;
-  }
+  PIPER_AMX void end() { Adding(chains_[1 - turn_]).rows(kBlock); }
 
  private:
   alignas(64) float sums_[2][kBlock * kBlock];
@@ -460,7 +455,7 @@ Stored rows_of(const Gemm& g, const float* a, const Range& r, int64_t m) {
   return {g.trans_a ? a + r.k0 * step + m : a + m * step + r.k0, step, g.trans_a};
 }
 
-// Fetches up to 32 rows of a from row m on, or columns of b, before they are packed.
+// Returns what fetches up to 32 rows of a, or columns of b, before they are packed.
 Ahead<float> ahead_of(const Stored& s, int64_t extent, int64_t depth) {
   extent = std::clamp<int64_t>(extent, 0, kBlock);
   return {s.from, s.across ? (extent > 0 ? depth : 0) : extent, s.across ? extent : depth, s.step};
@@ -482,10 +477,11 @@ void part_of_product(const Gemm& g, const float* a, const float* b, float* c, co
       const Block right{packed + bytes * (g.m <= kBlock ? 1 : 1 + n / kBlock)};
       Target t = target_of(g, c, r, m, r.n0 + n);
       t.a = rows, t.b = columns_of(g, b, r, r.n0 + n);
-      if (m == 0) pack_columns(t.b, t.columns, r.depth, right.at);
-      if (m == 0)
+      if (m == 0) {
+        pack_columns(t.b, t.columns, r.depth, right.at);
         soon.columns =
             ahead_of(columns_of(g, b, r, r.n0 + n + kBlock), r.columns - n - kBlock, r.depth);
+      }
       soon.blocks = blocks_of(r.columns - n);
       chains.block(t, left, right, r.depth, then, soon);
     }
