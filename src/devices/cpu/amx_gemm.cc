@@ -441,12 +441,8 @@ Target target_of(const Gemm& g, float* c, const Range& r, int64_t m, int64_t n) 
   t.rows = std::min(kBlock, g.m - m), t.columns = std::min(kBlock, r.n0 + r.columns - n);
   t.row = m, t.column = n, t.c_step = g.row_of_c();
   t.c = c + m * t.c_step + n;
-  if (r.k0 > 0 || (g.accumulate && !g.old)) {
-    t.old = t.c, t.old_step = t.c_step;
-  } else if (g.accumulate) {
-    t.old_step = g.row_of_old();
-    t.old = static_cast<const float*>(g.old) + m * t.old_step + n;
-  }
+  const GemmOld<float> old = old_of(g, c + m * t.c_step, m, r.k0);
+  if (old.at) t.old = old.at + n, t.old_step = old.step;
   return t;
 }
 

@@ -21,7 +21,7 @@
 
 namespace piper::cpu {
 
-// Of k in one chain of multiply-adds of vectors.
+// A chain of multiply-adds of vectors is over so many of k.
 inline constexpr int64_t kGemmChain = 128;
 // What parts of b and of a are cut into: whole panels and whole tiles of any instruction set.
 inline constexpr int64_t kGemmColumnStep = 64, kGemmHeightStep = 24;
@@ -55,6 +55,20 @@ struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if 
   int64_t row_of_c() const { return c_step ? c_step : n; }
   int64_t row_of_old() const { return old_step ? old_step : n; }
 };
+
+// Points at the rows of what c's are added to; null: nothing.
+template <class T>
+struct GemmOld {
+  const T* at = nullptr;
+  int64_t step = 0;
+};
+// Returns that of the rows of `c`, which begin at row m, in the part of the depth from k0 on.
+template <class T>
+GemmOld<T> old_of(const Gemm& g, const T* c, int64_t m, int64_t k0) {
+  if (k0 > 0 || (g.accumulate && !g.old)) return {c, g.row_of_c()};
+  if (!g.accumulate) return {};
+  return {static_cast<const T*>(g.old) + m * g.row_of_old(), g.row_of_old()};
+}
 
 // Packed rows of a are apart by what they hold and kGemmPad.
 inline constexpr int64_t kGemmPad = 16;

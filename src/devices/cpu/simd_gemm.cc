@@ -191,14 +191,9 @@ template <class T>
 void place_rows(const Gemm& g, const T* a, T* c, const Part& part, int64_t m0, Panel<T>& p) {
   p.c = c + m0 * p.c_step;
   p.row = m0;
-  p.old = nullptr;
+  const GemmOld<T> old = old_of(g, p.c, m0, part.k0);
+  p.old = old.at, p.old_step = old.step;
   p.a = g.trans_a ? a + part.k0 * p.a_step + m0 : a + m0 * p.a_step + part.k0;
-  if (part.k0 > 0 || (g.accumulate && !g.old)) {
-    p.old = p.c, p.old_step = p.c_step;
-  } else if (g.accumulate) {
-    p.old_step = g.row_of_old();
-    p.old = static_cast<const T*>(g.old) + m0 * p.old_step;
-  }
 }
 
 // Panels of b are packed as the first rows need them, and wait for the other rows.
