@@ -1,5 +1,6 @@
-// What makers of kernels are told of one use of an op, whatever the device: its types, how loops
-// walk through its operands, which random numbers it takes, what an attention of any form means.
+// Describes what makers of kernels are told of one use of an op, whatever the device: its types,
+// how loops walk through its operands, which random numbers it takes, what an attention of any form
+// means.
 #pragma once
 
 #include <array>

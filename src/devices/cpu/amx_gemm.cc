@@ -59,11 +59,11 @@ int64_t steps_of(int64_t depth) { return (depth + kStep - 1) / kStep; }
 int64_t block_bytes(int64_t depth) { return kHead + steps_of(depth) * kStepBytes; }
 int64_t blocks_of(int64_t extent) { return (extent + kBlock - 1) / kBlock; }
 
-// A packed block of an operand: for each step of k and each part two tiles.
+// Holds a packed block of an operand, which has two tiles for each step of k and each part.
 struct Block {
   std::byte* at = nullptr;
   std::byte* tiles() const { return at + kHead; }
-  // Whether any number has a middle part, and a low one.
+  // Return whether any number has a middle part, and a low one.
   bool middle() const { return at[0] != std::byte{0}; }
   bool low() const { return at[1] != std::byte{0}; }
 };
@@ -117,7 +117,7 @@ PIPER_AMX inline void transpose(Vectors& x) {
   }
 }
 
-// The parts of 32 numbers, each in their order: first x's, then y's.
+// Holds the parts of 32 numbers, each in their order: first x's, then y's.
 struct Parts {
   __m512i of[3];
 };
@@ -215,7 +215,8 @@ PIPER_AMX void pack_columns(const Stored& b, int64_t columns, int64_t depth, std
   set_head(used, block);
 }
 
-// A block of c: its rows and columns, its operands as they are stored, and what it is added to.
+// Names a block of c: its rows and columns, its operands as they are stored, and what it is added
+// to.
 struct Target {
   int64_t rows = 0, columns = 0;
   Stored a, b;
@@ -226,8 +227,8 @@ struct Target {
   int64_t row = 0, column = 0;  // in the whole of c, for `then`
 };
 
-// A chain over `depth` from k on of one block: its sums are there, or being computed, and wait to
-// be added to c.
+// Describes a chain over `depth` from k on of one block, whose sums are there, or being computed,
+// and wait to be added to c.
 struct Chain {
   Target t;
   int64_t k = 0, depth = 0;
@@ -425,7 +426,7 @@ class Chains {
   int turn_ = 0;
 };
 
-// What a product works on at a time: columns [n0, n0 + columns) from depth [k0, k0 + depth).
+// Names what a product works on at a time: columns [n0, n0 + columns) from depth [k0, k0 + depth).
 struct Range {
   int64_t k0 = 0, depth = 0, n0 = 0, columns = 0;
 };

@@ -81,7 +81,8 @@ inline constexpr std::string_view kAmx = "AMX";
 // `kernels` are a ProductTable's: f32 is multiplied in tiles where it says so and they are there.
 template <class T>
 GemmFn<T> gemm_fn(std::string_view kernels);
-// The function for tiles, whose c has the bits that amx_gemm.cc describes; null without them.
+// Returns the function for tiles, whose c has the bits that amx_gemm.cc describes; null without
+// them.
 GemmFn<float> amx_gemm();
 
 // Panels of the columns [begin, end) of g's b, each whole: for products of which many take the same
