@@ -302,6 +302,63 @@ TEST(Compile, GradientsAreReducedAsTheyAreFinished) {
   }
 }
 
+// Says what rounds or adds up results of reductions: how often, and what does so with no backward
+// since that reduction, though one follows.
+struct Readers {
+  int all = 0;
+  std::vector<std::string> at_once;
+};
+Readers readers_of_reductions(const RoleProgram& role) {
+  Readers readers;
+  std::map<int32_t, bool> made;  // by buffer that a reduction made: a backward has run since
+  for (size_t i = 0; i < role.body.size(); ++i) {
+    const Instruction& one = role.body[i];
+    const auto later = role.body.begin() + static_cast<ptrdiff_t>(i);
+    for (size_t a = 0; a < one.args.size() && one.kind == InstructionKind::kCompute; ++a) {
+      const auto from = made.find(one.args[a]);
+      if (from == made.end()) continue;
+      ++readers.all;
+      if (!from->second && std::any_of(later, role.body.end(), computes))
+        readers.at_once.push_back(one.label);
+      made.erase(from);
+    }
+    if (computes(one))
+      for (auto& [buffer, has_run] : made) has_run = true;
+    if (!info(one.kind).adds || one.stream == 0) continue;
+    const size_t step = takes_pairs(one.kind) ? 2 : 1;
+    for (size_t a = step - 1; a < one.args.size(); a += step) made[one.args[a]] = false;
+  }
+  return readers;
+}
+
+// A computation that waits for a reduction when it has just begun leaves nothing to hide it behind.
+TEST(Compile, ComputationsDoNotWaitForReductionsThatHaveJustBegun) {
+  const struct {
+    const char* file;
+    Shape2 shape;
+    const char* with;
+  } cases[] = {
+      {"ddp", {1, 2, 1}, ", reduce: {dtype: bf16}"},
+      {"ddp", {1, 2, 2}, ", shard: [optimizer, gradients, parameters], reduce: {dtype: bf16}"},
+      {"ddp", {1, 2, 2}, ", shard: [optimizer, gradients], reduce: {when: per_microbatch}"},
+      {"1f1b",
+       {2, 2, 4},
+       ", shard: [optimizer, gradients], reduce: {when: per_microbatch, dtype: bf16}"},
+      {"interleaved-1f1b", {2, 2, 4}, ", shard: [optimizer, gradients], reduce: {dtype: bf16}"},
+      {"zb-h1", {2, 2, 4}, ", shard: [optimizer, gradients], reduce: {when: per_microbatch}"},
+  };
+  for (const auto& one : cases) {
+    const std::string what = std::string(one.file) + one.with;
+    const auto compiled = compile_tied(one.file, one.shape, one.with);
+    ASSERT_TRUE(compiled) << what << print_error(compiled.error());
+    for (const RoleProgram& role : compiled->set.roles) {
+      const Readers readers = readers_of_reductions(role);
+      EXPECT_GT(readers.all, 2) << what;
+      EXPECT_EQ(readers.at_once, std::vector<std::string>()) << what;
+    }
+  }
+}
+
 // One region's gradients do not wait in a bucket for those of another.
 TEST(Compile, BucketsHoldTheGradientsOfOneStage) {
   const Folder folder;

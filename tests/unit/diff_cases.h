@@ -176,7 +176,7 @@ inline const DiffCase kCases[] = {
     {"ReduceType",
      "",
      "  - precision: {match: \"model/wpe/**\", compute: f32, reduce: bf16}\n",
-     "flops time collectives",
+     "memory flops time collectives",
      {"all_reduce over dp, bf16"}},
     {"Stream",
      "",

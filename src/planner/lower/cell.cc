@@ -7,6 +7,7 @@
 
 #include "cell_buffers.h"
 #include "credit.h"
+#include "delayed_readers.h"
 #include "piper/planner/make_dag.h"
 
 namespace piper {
@@ -380,6 +381,7 @@ class CellLowerer {
       for (int32_t k = starts_[i]; placed[i] && k < starts_[i + 1]; ++k) stays[at(k)] = true;
     follow(order, raise_reductions(role_, dag_, overlaps_, stays));
     follow(order, order_messages(role_, dag_, overlaps_, credits_));
+    follow(order, delay_readers(role_, dag_, overlaps_));
     if (buffers_.gathered.empty()) return;
     follow(order, insert_gathers(role_, buffers_.gathered, dag_, pool_slots_));
   }

@@ -3,6 +3,7 @@
 
 #include "at.h"
 #include "credit.h"
+#include "delayed_readers.h"
 
 namespace piper {
 namespace {
@@ -68,6 +69,7 @@ Steady make_steady(RoleProgram& role, const StepOrder& order, const Dag& dag) {
     }
   follow(steady, role, raise_reductions(role, dag, steady.pairs, stays));
   follow(steady, role, order_messages(role, dag, steady.pairs, steady.credits));
+  follow(steady, role, delay_readers(role, dag, steady.pairs));
   if (!order.gathered.empty())
     follow(steady, role, insert_gathers(role, order.gathered, dag, steady.pool));
   if (!dag.offloads.empty())
