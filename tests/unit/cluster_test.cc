@@ -349,6 +349,48 @@ TEST(Programs, OpsMayBePassesOfTheirOwn) {
             "share passes");
 }
 
+// A framework's flat buffers cost the device a read and a write of the whole: beside the
+// computation that reads a gathered parameter first, or makes a gradient, and with collectives of
+// strided parts.
+TEST(Programs, FrameworksCopyIntoBuffersAndOutOfThem) {
+  Cluster cluster = read_text(kTwoByTwo);
+  PlanSet set = set_of(2, 2,
+                       "  0 all_gather args=[2,3] group=0 communicator=0\n"
+                       "  1 compute program=0 args=[3,3] pass=\"F\"\n"
+                       "  2 compute program=0 args=[3,3] pass=\"B\"\n"
+                       "  3 reduce_scatter args=[3,2] group=0 communicator=0\n"
+                       "  4 reduce_scatter args=[0,2] dim=0 group=0 communicator=0\n"
+                       "  5 reduce_scatter args=[0,2] dim=1 group=0 communicator=0\n",
+                       "program 0 label=\"F\" args=2\n  value 0 f32[128,64] read\n"
+                       "  value 1 f32[128,64] written\n  op Exp in=[0] out=[1]\n");
+  const std::vector<StepCost> plain = costs_of(cluster, set);
+  const auto more = [&](bool gathered, bool reduced, bool strided) {
+    cluster.devices[0].copies = {gathered, reduced, strided};
+    const std::vector<StepCost> costs = costs_of(cluster, set);
+    std::vector<double> each;
+    for (size_t i = 0; i < costs.size(); ++i)
+      each.push_back(costs[i].device + costs[i].lane - plain[i].device - plain[i].lane);
+    return each;
+  };
+  const auto expect = [](const std::vector<double>& found, const std::vector<double>& wanted) {
+    ASSERT_EQ(found.size(), wanted.size());
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], wanted[i], 1e-12) << i;
+  };
+  const double small = 2 * 4.0 * 128 * 64 / 100e9 + 1e-6, large = 2 * 4e6 / 100e9 + 1e-6;
+  expect(more(true, false, false), {0, 0, 0, 0, 0, 0});  // no parameter: an activation
+  expect(more(false, true, false), {0, 0, small, 0, 0, 0});
+  expect(more(false, false, true), {0, 0, 0, 0, 0, large});
+  set.roles[0].tensors[3].param = "w";
+  expect(more(true, false, false), {0, small, 0, 0, 0, 0});
+  MeasuredTimes profile;
+  profile.target = "cuda";
+  const auto machine = cluster_machine(cluster, set, &profile);
+  ASSERT_FALSE(machine);
+  EXPECT_EQ(machine.error().message,
+            "the device 'd' copies as a framework does ('copies'), but the profile is of programs "
+            "that do not");
+}
+
 TEST(Programs, ADeviceNeedsRatesOfTheirTypes) {
   Cluster cluster = read_text(kTwoByTwo);
   cluster.devices[0].flops[0] = 0;

@@ -46,6 +46,13 @@ struct ClusterDevice {
   double slowed = 0;    // computations, while messages or collectives move
   double power = 0, power_limit = 0;  // at which `efficiency` is reached; that it may take; or 0
   bool helper = false;  // a thread of its own communicates
+  // What a framework copies between tensors and the buffers of its collectives.
+  struct Copies {
+    bool gathered = false;  // parameters, behind all-gathers of their parts
+    bool reduced = false;   // gradients, in front of reduce-scatters
+    bool strided = false;   // values whose parts have several runs of memory
+    bool any() const { return gathered || reduced || strided; }
+  } copies;
   SourceSpan at;
 };
 

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "fit.h"
+#include "flat_copies.h"
 #include "piper/base/parallel.h"
 
 namespace piper {
@@ -110,8 +111,10 @@ class ClusterMachine : public Machine {
   std::vector<StepCost> costs_in(const Rank& of, const std::vector<Instruction>& section) const {
     std::vector<StepCost> costs;
     const double host = profile_ && profile_->host ? *profile_->host : of.device.issue;
+    const std::vector<double> copies = copy_times(of.device, of.role, section);
     for (const Instruction& one : section) {
       StepCost& cost = costs.emplace_back(cost_of(of, one));
+      (one.kind == InstructionKind::kCompute ? cost.device : cost.lane) += copies[costs.size() - 1];
       if (streams_)
         cost.host = host;
       else
@@ -200,6 +203,13 @@ Status check_target(const Cluster& cluster, const PlanSet& set, const MeasuredTi
                   "ops share passes",
                   device.name)
           .with_note("help: leave out the profile, or 'per_op'");
+  for (const ClusterDevice& device : cluster.devices)
+    if (profile && device.copies.any())
+      return fail(device.at,
+                  "the device '{}' copies as a framework does ('copies'), but the profile is of "
+                  "programs that do not",
+                  device.name)
+          .with_note("help: leave out the profile, or 'copies'");
   const std::string& target = set.roles[at(set.role_of_rank[0])].target;
   if (profile && profile->target != target)
     return fail(SourceSpan{profile->path}, "the profile is of plans for {}, but these are for {}",

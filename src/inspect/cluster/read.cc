@@ -125,8 +125,8 @@ class ClusterReader {
     return ok_status();
   }
   static Result<ClusterDevice> read_device(const Node& map, const std::string& name) {
-    const std::vector<std::string> more = {"target",     "flops",  "tiles",
-                                           "efficiency", "helper", "composed"};
+    const std::vector<std::string> more = {"target", "flops",    "tiles", "efficiency",
+                                           "helper", "composed", "copies"};
     PIPER_TRY(check_keys(map, fmt::format("the device '{}'", name), keys_of(kDeviceKeys, more),
                          keys_of(kDeviceKeys, {"target", "flops"}, true)));
     ClusterDevice device;
@@ -149,6 +149,8 @@ class ClusterReader {
       PIPER_TRY(read_tiles(tiles->value, device));
     if (const yaml::Entry* const composed = map.find("composed"))
       PIPER_TRY(read_composed(*composed, device));
+    if (const yaml::Entry* const copies = map.find("copies"))
+      PIPER_TRY(read_copies(copies->value, device.copies));
     if (const yaml::Entry* const helper = map.find("helper")) {
       if (helper->value.text != "true" && helper->value.text != "false")
         return fail(helper->value.at, "'helper' must be true or false, not {}",
@@ -194,6 +196,23 @@ class ClusterReader {
         return fail(entry.key.at, "there is no op {}{}", yaml::shown(entry.key.text),
                     did_you_mean(entry.key.text, names));
       PIPER_ASSIGN(device.composed[entry.key.text], read_count(entry.value, entry.key.text));
+    }
+    return ok_status();
+  }
+  static Status read_copies(const Node& given, ClusterDevice::Copies& copies) {
+    PIPER_TRY(expect(given, Node::Kind::kList, "'copies'", "a list such as [gathered, reduced]"));
+    const std::map<std::string, bool ClusterDevice::Copies::*, std::less<>> words = {
+        {"gathered", &ClusterDevice::Copies::gathered},
+        {"reduced", &ClusterDevice::Copies::reduced},
+        {"strided", &ClusterDevice::Copies::strided}};
+    std::vector<std::string> names;
+    for (const auto& [name, member] : words) names.push_back(name);
+    for (const Node& word : given.items) {
+      const auto known = words.find(word.text);
+      if (known == words.end())
+        return fail(word.at, "'copies' has no {}{}; there are {}", yaml::found(word),
+                    did_you_mean(word.text, names), list_with_and(names));
+      copies.*known->second = true;
     }
     return ok_status();
   }
