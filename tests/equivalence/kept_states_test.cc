@@ -134,6 +134,50 @@ TEST_P(KeptStates, TrainAsOnOneDeviceWithEachOptimizer) {
   EXPECT_GE(trained, 10u);
 }
 
+// Changes what all roles say of a state; returns whether some say it.
+template <class Change>
+bool change_state(PlanSet& set, const std::string& name, const Change& change) {
+  bool changed = false;
+  for (RoleProgram& role : set.roles)
+    for (Tensor& tensor : role.tensors)
+      if (tensor.name == name && tensor.kind == BufferKind::kState) change(tensor), changed = true;
+  return changed;
+}
+bool is_proved(const PlanSet& set) {
+  const auto report = verify_plan_set(set);
+  return report && report->findings.empty();
+}
+
+// A part of a longer dim, or of a shorter one, is as long: only a checkpoint would show it.
+TEST_P(KeptStates, AreOfTheWholeThatTheirParameterIs) {
+  int tried = 0;
+  for (const char* optimizer : kOptimizers) {
+    const auto made = compiled(text_of(GetParam(), optimizer), false, false);
+    if (!made) continue;
+    const std::string what = text_of(GetParam(), optimizer);
+    ASSERT_TRUE(is_proved(made->set)) << what;
+    for (const Tensor& state : made->set.roles[0].tensors) {
+      if (state.kind != BufferKind::kState || !state.init.empty() || state.whole.empty()) continue;
+      for (size_t d = 0; d < state.whole.size(); ++d) {
+        for (const int64_t more : {-1, 1}) {
+          PlanSet wrong = made->set;
+          change_state(wrong, state.name, [&](Tensor& tensor) {
+            tensor.whole[d] += more;
+            for (TensorCut& cut : tensor.cuts)
+              if (cut.dim == static_cast<int32_t>(d) && cut.block == 0)
+                cut.block = tensor.type.shape[d] / cut.outer;
+          });
+          if (!check_role(wrong.roles[0])) continue;
+          EXPECT_FALSE(is_proved(wrong)) << what << state.name << " " << d << " " << more;
+          ++tried;
+        }
+      }
+    }
+  }
+  const std::string way = GetParam().name;
+  EXPECT_TRUE(tried > 10 || !(way.starts_with("zero") || way == "int8")) << tried;
+}
+
 INSTANTIATE_TEST_SUITE_P(Ways, KeptStates, ::testing::ValuesIn(kWays),
                          [](const auto& info) { return info.param.name; });
 

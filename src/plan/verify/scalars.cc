@@ -2,10 +2,12 @@
 #include "scalars.h"
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "piper/ir/ops.h"
 #include "piper/ir/optimizers.h"
+#include "piper/plan/cuts.h"
 
 namespace piper {
 namespace {
@@ -71,6 +73,9 @@ StepScalars::StepScalars(const Model& model, const Section& section, Findings& f
       const bool scalar = tensor.type.shape.empty();
       // An older version of a parameter is neither; that of a count is the count of its step.
       const bool is_version = tensor.previous_of >= 0 && info(tensor.type.dtype).is_float;
+      if (facts.param >= 0 && facts.kind == BufferKind::kState && tensor.copy_of < 0 &&
+          params_.try_emplace(facts.param, &tensor).second)
+        trained_.emplace(model.gradient_of[facts.param], &tensor);
       if (facts.param >= 0 || is_version) continue;
       if (!scalar && facts.kind != BufferKind::kState) continue;
       kinds[b] = scalar ? kState : kMoment;
@@ -328,11 +333,69 @@ void StepScalars::check_state(Spot place, const ProgramOp& op, const std::string
   const auto [known, is_new] = state_of_.try_emplace(held.symbol, param, number);
   if (known->second.first != param) return say("which is a state of another parameter");
   if (known->second.second != number) say("which is another state of the parameter on other ranks");
-  if (const auto tensor = states_.find(held.symbol);
-      tensor != states_.end() && is_called_as_another(op, param, number, *tensor->second))
-    say("which is called as another state is: checkpoints would mix them up");
+  if (const auto tensor = states_.find(held.symbol); tensor != states_.end()) {
+    if (is_called_as_another(op, param, number, *tensor->second))
+      say("which is called as another state is: checkpoints would mix them up");
+    if (const std::string how = otherwise_kept(param, *tensor->second); !how.empty())
+      say(how.c_str());
+  }
   if (held.version != section_.training_step(place))
     say("which is not in the version that the step before wrote");
+}
+
+namespace {
+
+// Lists the cuts after which a dim may have padding, and those into parts that are trained by
+// themselves, with the extent that each cuts.
+std::vector<std::array<int64_t, 4>> cuts_that_pad(const Model& model, const Tensor& tensor) {
+  std::vector<std::array<int64_t, 4>> all;
+  Shape left = tensor.whole_type().shape;
+  for (const TensorCut& cut : tensor.cuts) {
+    int64_t& extent = left[static_cast<size_t>(cut.dim)];
+    if (cut.axis < 0)  // of which there are as many, whatever their size
+      all.push_back({-1, cut.outer, 0, extent / cut.block});
+    else if (cut.block > 0)
+      all.push_back({cut.axis, cut.outer, cut.block, extent});
+    extent = cut.axis < 0
+                 ? cut.block
+                 : cut_extent(extent, cut, model.mesh[static_cast<size_t>(cut.axis)].second);
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string StepScalars::otherwise_kept(int32_t param, const Tensor& state) const {
+  const auto found = params_.find(param);
+  if (found == params_.end()) return "";
+  const Shape &own = state.whole_type().shape, &its = found->second->whole_type().shape;
+  if (own != its)
+    return fmt::format("which is of a whole {}, the parameter of {}", to_string(own),
+                       to_string(its));
+  return state.cuts == found->second->cuts ? "" : "which is cut otherwise than the parameter";
+}
+
+void StepScalars::check_kept_direction(Spot place, int32_t buffer, const Number& number) {
+  const Tensor& state = role(place).tensor(buffer);
+  const BufferFacts& facts = model_.cells[place.cell].facts->buffers[buffer];
+  if (number.kind != kDirection || !number.rows.empty() || facts.kind != BufferKind::kState ||
+      facts.param >= 0 || state.is_whole())
+    return;
+  const auto own = cuts_that_pad(model_, state);
+  const auto fits = [&](const auto& trained) {
+    const Tensor& param = *trained.second;
+    if (state.part_of >= 0)
+      return state.whole == param.whole_type().shape && state.cuts == param.cuts;
+    const auto its = cuts_that_pad(model_, param);
+    return std::ranges::all_of(
+        own, [&](const auto& cut) { return std::ranges::find(its, cut) != its.end(); });
+  };
+  const auto [from, to] = trained_.equal_range(number.target);
+  if (from != to && std::none_of(from, to, fits))
+    findings_.add("update",
+                  "{} makes a direction from '{}', which is padded otherwise than its "
+                  "parameter",
+                  name(place), quote_control(state.name));
 }
 
 // Returns the sum of squares of a gradient: of the rank's own run if it is sharded, else of as many

@@ -91,6 +91,12 @@ class StepScalars : public BufferWalk<Number> {
   // and is not called as another one is.
   void check_state(Spot place, const ProgramOp& op, const std::string& shown, int32_t param,
                    size_t number, const std::string& state, const Number& held);
+  // Checks that a state of an optimizer's op has the shape and the cuts of the parameter: each
+  // element belongs to one of the parameter.
+  std::string otherwise_kept(int32_t param, const Tensor& state) const;
+  // Checks a state from which a direction is made: it may have other dims than the parameter, but
+  // where a dim is padded, it is padded as one of the parameter's.
+  void check_kept_direction(Spot place, int32_t buffer, const Number& number);
   bool is_called_as_another(const ProgramOp& op, int32_t param, size_t number,
                             const Tensor& state) const;
   bool is_known_as(std::string_view name, int32_t step, const Number& number) const;
@@ -117,6 +123,8 @@ class StepScalars : public BufferWalk<Number> {
       std::map<std::tuple<int32_t, std::string_view, int32_t>, std::pair<std::string, uint64_t>>;
   Firsts factors_, reports_;
   std::unordered_map<uint64_t, const Tensor*> states_;  // by symbol; the first of each
+  std::unordered_map<int32_t, const Tensor*> params_;   // by id; the first of each
+  std::unordered_multimap<int32_t, const Tensor*> trained_;  // those of params_, by their gradient
   // By the symbol of an optimizer's state: its parameter, and which of the states it is.
   std::unordered_map<uint64_t, std::pair<int32_t, size_t>> state_of_;
   // Symbols of states that ops of the step read as its numbers. Other scalar states are those of

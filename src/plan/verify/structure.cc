@@ -167,7 +167,8 @@ void check_starts(const Model& model, Findings& findings) {
 }
 
 // Checks that states and constants with one name start with the same values in all roles, and that
-// parameters with one name have the same type and cuts.
+// states with one name have the same type and cuts. (Copies and versions have those of their
+// parameter, or fewer.)
 void check_kept(const Model& model, Findings& findings) {
   std::map<std::pair<bool, std::string_view>, std::pair<const Tensor*, int32_t>> known;
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
@@ -180,8 +181,9 @@ void check_kept(const Model& model, Findings& findings) {
           known.try_emplace({is_param, std::string_view(name)}, &tensor, c);
       const auto& [other, cell] = first->second;
       const auto lies = [](const Tensor& t) { return std::tie(t.type, t.whole, t.cuts); };
+      const bool is_original = tensor.copy_of < 0 && tensor.previous_of < 0;
       if (is_new || (other->init == tensor.init && other->fill == tensor.fill &&
-                     (!is_param || lies(*other) == lies(tensor))))
+                     (!is_original || lies(*other) == lies(tensor))))
         continue;
       findings.add("structure", "{}'{}' starts differently on {} and {}",
                    is_param ? "parameter " : "", quote_control(name), model.who(cell),
