@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <tuple>
 
 #include "flag_checks.h"
 #include "piper/base/process.h"
@@ -134,6 +135,20 @@ void check_programs(const PlanSet& set, VerifyReport& report) {
   }
 }
 
+// The digest finds a text that was changed by itself: the plans do not say the settings otherwise.
+Status check_oracles(const std::string& directory, const PlanSet& set, VerifyReport& report) {
+  const auto& [text, stated] = std::tie(set.manifest.strategy_text, set.manifest.strategy_digest);
+  if (!(text.empty() && stated.empty()) && digest(text) != stated)
+    report.findings.push_back({"structure", "the text of the strategy does not have its digest"});
+  for (const char* oracle : {"single", "uncut"}) {
+    if (!has_oracle(set, oracle)) continue;
+    PIPER_ASSIGN(const PlanOutline outline, read_plan_outline(directory + "/" + oracle));
+    for (Finding& finding : verify_manifest(set.manifest, outline.manifest, oracle))
+      report.findings.push_back(std::move(finding));
+  }
+  return ok_status();
+}
+
 // Returns the set, and the oracle's sets below it. The first replica only has not the sums of a
 // batch: it proves others.
 Result<bool> verify(const std::string& directory, bool json, bool is_oracle) {
@@ -146,6 +161,7 @@ Result<bool> verify(const std::string& directory, bool json, bool is_oracle) {
   }
   PIPER_ASSIGN(VerifyReport report, verify_plan_set(set, single ? &*single : nullptr));
   check_programs(set, report);
+  PIPER_TRY(check_oracles(directory, set, report));
   json ? print_json(directory, set, report) : print_text(directory, set, report, is_oracle);
   bool proved = report.findings.empty();
   for (const char* oracle : {"single", "uncut"}) {
@@ -158,12 +174,15 @@ Result<bool> verify(const std::string& directory, bool json, bool is_oracle) {
 }
 
 // Returns whether a job may switch from one plan set to the other: each rank gets what it is to
-// hold.
-Result<bool> verify_switch(const std::string& directory, const std::string& to, bool json) {
+// hold; and, if they are stages of one job, they train the same.
+Result<bool> verify_switch(const std::string& directory, const std::string& to, bool json,
+                           bool are_stages) {
   PIPER_ASSIGN(const PlanSet before, read_plan_set(directory));
   PIPER_ASSIGN(const PlanSet after, read_plan_set(to));
   PIPER_ASSIGN(const StateTransfer transfer, plan_transfer(before, after));
-  const std::vector<Finding> findings = verify_transfer(transfer, before, after);
+  std::vector<Finding> findings = verify_transfer(transfer, before, after);
+  if (are_stages)
+    for (Finding& finding : verify_stages(before, after)) findings.push_back(std::move(finding));
   for (const Finding& finding : findings)
     if (!json) fmt::print("{} -> {}: {}: {}\n", directory, to, finding.rule, finding.text);
   if (json)
@@ -193,7 +212,7 @@ Result<bool> verify_folder(const std::string& directory, bool json) {
   if (folder.kind != PlanFolder::Kind::kStages) return proved;
   for (size_t k = 1; k < folder.sets.size(); ++k) {
     PIPER_ASSIGN(const bool one,
-                 verify_switch(folder.sets[k - 1].directory, folder.sets[k].directory, json));
+                 verify_switch(folder.sets[k - 1].directory, folder.sets[k].directory, json, true));
     proved = proved && one;
   }
   return proved;
@@ -227,7 +246,7 @@ int main(int argc, char** argv) {
   }
   auto proved = piper::verify_folder(directory, json);
   if (proved && !to.empty()) {
-    const auto switched = piper::verify_switch(directory, to, json);
+    const auto switched = piper::verify_switch(directory, to, json, false);
     proved = switched ? piper::Result<bool>(*proved && *switched) : switched;
   }
   if (const auto printed = piper::flush_output(); proved && !printed) proved = printed.error();

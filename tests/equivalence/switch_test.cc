@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "piper/plan/verify.h"
+#include "piper/plan/worlds.h"
 #include "sample_jobs.h"
 
 namespace piper::switch_test {
@@ -880,6 +881,82 @@ TEST_F(Switch, StatesInTooManyStretchesAreRefused) {
   EXPECT_NE(print_error(transfer.error()).find("in more than 67108864 runs, up to 'large'"),
             std::string::npos)
       << print_error(transfer.error());
+}
+
+// Plan sets that each are proved, and train one after the other what no strategy says.
+TEST_F(Switch, StagesThatTrainOtherwiseAreNotProved) {
+  compile("alike", kPipes,
+          fmt::format("train: {{{}, global_batch: 24, rampup: [{{steps: 2, global_batch: 8}}]}}\n",
+                      kAdam));
+  const auto load = [&](const std::string& name) {
+    auto set = plans(name);
+    EXPECT_TRUE(load_params(set));
+    return set;
+  };
+  const PlanSet first = load("alike/stage-0"), first_single = load("alike/stage-0/single");
+  const auto verified = [&](const auto& change) {
+    PlanSet last = load("alike/stage-1"), last_single = load("alike/stage-1/single");
+    for (PlanSet* set : {&last, &last_single}) change(*set);
+    const std::vector<SetWithOracles> sets{{&first, &first_single}, {&last, &last_single}};
+    const auto written =
+        write_stages(sets, std::vector<int64_t>{0, 2}, path("otherwise"), {.force = true});
+    EXPECT_TRUE(written) << print_error(written.error());
+    return run_shell(
+        fmt::format("{}/bin/piper-verify {} 2>&1", PIPER_BINARY_DIR, path("otherwise")));
+  };
+  const auto each_op = [](PlanSet& set, const auto& change) {
+    for (RoleProgram& role : set.roles)
+      for (Program& program : role.programs)
+        for (ProgramOp& op : program.ops) change(op);
+  };
+  const auto right = verified([](PlanSet&) {});
+  EXPECT_EQ(right.first, 0) << right.second;
+  const auto expect = [&](const std::string& why, const auto& change) {
+    const auto [code, output] = verified(change);
+    EXPECT_EQ(code, 3) << why;
+    EXPECT_NE(output.find(": switch: " + why), std::string::npos) << output;
+  };
+  expect("the update AdamW ", [&](PlanSet& set) {
+    each_op(set, [](ProgramOp& op) {
+      if (op.op == "AdamW") op.attrs.set("beta1", 0.5);
+    });
+  });
+  expect("the update LearningRate 0.01 is gone", [&](PlanSet& set) {
+    each_op(set, [](ProgramOp& op) {
+      if (op.op == "LearningRate") op.attrs.set("base", 0.5);
+    });
+  });
+  expect("its strategy is another one than before", [](PlanSet& set) {
+    set.manifest.strategy_text += "# more\n";
+    set.manifest.strategy_digest = digest(set.manifest.strategy_text);
+  });
+  expect("its model is another one than before",
+         [](PlanSet& set) { set.manifest.model_digest = digest("other"); });
+}
+
+// Jobs that resume compare settings by the strategy's text.
+TEST_F(Switch, TheTextOfTheStrategyIsThatOfTheOracles) {
+  PlanSet set = plans("pp2dp2"), single = plans("pp2dp2/single");
+  ASSERT_TRUE(load_params(set) && load_params(single));
+  const auto verified = [&] {
+    const auto written = write_plan_set(set, &single, nullptr, path("texts"), {.force = true});
+    EXPECT_TRUE(written) << print_error(written.error());
+    return run_shell(fmt::format("{}/bin/piper-verify {} 2>&1", PIPER_BINARY_DIR, path("texts")));
+  };
+  const auto right = verified();
+  EXPECT_EQ(right.first, 0) << right.second;
+  std::string& text = set.manifest.strategy_text;
+  text.replace(text.find("lr: "), 4, "lr: 1");
+  const auto changed = verified();
+  EXPECT_EQ(changed.first, 3);
+  EXPECT_NE(changed.second.find("structure: the text of the strategy does not have its digest"),
+            std::string::npos)
+      << changed.second;
+  set.manifest.strategy_digest = digest(text);
+  const auto other = verified();
+  EXPECT_EQ(other.first, 3);
+  EXPECT_NE(other.second.find("single: the strategy of single/ is another one"), std::string::npos)
+      << other.second;
 }
 
 TEST_F(Switch, PiperVerifyProvesIt) {

@@ -74,4 +74,12 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* single =
 std::vector<Finding> verify_transfer(const StateTransfer& transfer, const PlanSet& from,
                                      const PlanSet& to);
 
+// Verifies (rule `switch`) that two stages of a job train the same: by one strategy, with the same
+// states, updated by the same ops. Batches, orders and what ranks hold may differ.
+std::vector<Finding> verify_stages(const PlanSet& from, const PlanSet& to);
+// Verifies (rule `single`) that an oracle's manifest ("single", "uncut") is of the same model and
+// strategy, and that the strategy's text has its digest: jobs that resume compare settings by it.
+std::vector<Finding> verify_manifest(const Manifest& own, const Manifest& oracle,
+                                     std::string_view name);
+
 }  // namespace piper

@@ -1,7 +1,10 @@
-// Proves that a transfer of states gives each rank what it is to hold. Shares no code with what
-// plans transfers.
+// Proves that a transfer of states gives each rank what it is to hold, and that the stages of a job
+// train the same. Shares no code with what plans transfers.
 #include <algorithm>
+#include <set>
+#include <tuple>
 
+#include "piper/ir/ops.h"
 #include "piper/plan/verify.h"
 
 namespace piper {
@@ -162,7 +165,100 @@ class SwitchProof {
   std::vector<Finding> findings_;
 };
 
+class Stages {
+ public:
+  std::vector<Finding> compare(const PlanSet& from, const PlanSet& to) {
+    const Manifest &before = from.manifest, &after = to.manifest;
+    compare_texts("model", before.model_digest, after.model_digest);
+    compare_texts("strategy", before.strategy_text, after.strategy_text);
+    compare_texts("seed", std::to_string(before.seed), std::to_string(after.seed));
+    compare_sets("state", states_in(from), states_in(to));
+    compare_sets("update", updates_in(from), updates_in(to));
+    return std::move(findings_);
+  }
+
+ private:
+  void compare_texts(std::string_view what, const std::string& before, const std::string& after) {
+    if (before != after) find(fmt::format("its {} is another one than before", what));
+  }
+  // Says of each set the first that the other one has not.
+  void compare_sets(std::string_view what, const std::set<std::string>& before,
+                    const std::set<std::string>& after) {
+    for (const auto& [some, others, text] :
+         {std::tuple(&before, &after, "is gone"), std::tuple(&after, &before, "is new")})
+      for (const std::string& one : *some)
+        if (!others->contains(one)) {
+          find(fmt::format("the {} {} {}", what, quote_control(one), text));
+          break;
+        }
+  }
+  // Returns what a checkpoint holds, except older versions, which begin as newer ones.
+  static std::set<std::string> states_in(const PlanSet& set) {
+    std::set<std::string> states;
+    for (const RoleProgram& role : set.roles)
+      for (const Tensor& tensor : role.tensors)
+        if (is_stored(tensor) && tensor.previous_of < 0)
+          states.insert(fmt::format("'{}', {}", names_of_state(role, tensor)[0],
+                                    to_string(tensor.whole_type())));
+    return states;
+  }
+  // Returns the ops of updates, with the parameters that they write.
+  static std::set<std::string> updates_in(const PlanSet& set) {
+    std::set<std::string> updates;
+    for (const RoleProgram& role : set.roles)
+      for (const auto* section : role.sections())
+        for (const Instruction& one : *section) {
+          if (one.kind != InstructionKind::kCompute || one.micro >= 0) continue;
+          const Program& program = role.programs[static_cast<size_t>(one.program)];
+          for (const ProgramOp& op : program.ops)
+            if (const OpDef* def = find_op(op.op); def && def->states >= 0)
+              updates.insert(fmt::format("{} of '{}'", print_op(op), param_of(role, one, op)));
+            else if (is_number_of_step(op))
+              updates.insert(print_op(op));
+        }
+    return updates;
+  }
+  // A rate may be told by tokens, of which stages have others in a step.
+  static std::string print_op(const ProgramOp& op) {
+    return op.op == "LearningRate" ? fmt::format("{} {}", op.op, op.attrs.real("base"))
+                                   : fmt::format("{} {}", op.op, print_attrs(op.attrs));
+  }
+  static std::string param_of(const RoleProgram& role, const Instruction& one,
+                              const ProgramOp& op) {
+    const auto arg = static_cast<size_t>(op.outputs[0]);
+    return arg < one.args.size()
+               ? role.tensor(role.buffers[static_cast<size_t>(one.args[arg])]).param
+               : "";
+  }
+  static bool is_number_of_step(const ProgramOp& op) {
+    constexpr std::string_view kOps[] = {"ClipFactor", "LearningRate", "NextLossScale"};
+    return std::ranges::find(kOps, op.op) != std::end(kOps);
+  }
+  void find(std::string text) { findings_.push_back({"switch", std::move(text)}); }
+
+  std::vector<Finding> findings_;
+};
+
 }  // namespace
+
+std::vector<Finding> verify_stages(const PlanSet& from, const PlanSet& to) {
+  return Stages().compare(from, to);
+}
+
+std::vector<Finding> verify_manifest(const Manifest& own, const Manifest& oracle,
+                                     std::string_view name) {
+  std::vector<Finding> findings;
+  const auto compare = [&](std::string_view what, const auto& here, const auto& there) {
+    if (here != there)
+      findings.push_back({"single", fmt::format("the {} of {}/ is another one", what, name)});
+  };
+  compare("compiler", own.compiler, oracle.compiler);
+  compare("model", own.model_digest, oracle.model_digest);
+  compare("strategy", own.strategy_text, oracle.strategy_text);
+  compare("digest of the strategy", own.strategy_digest, oracle.strategy_digest);
+  compare("seed", own.seed, oracle.seed);
+  return findings;
+}
 
 std::vector<Finding> verify_transfer(const StateTransfer& transfer, const PlanSet& from,
                                      const PlanSet& to) {
