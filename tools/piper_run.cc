@@ -12,6 +12,7 @@
 #include "checkpoint_flags.h"
 #include "fault_flags.h"
 #include "flag_checks.h"
+#include "piper/base/folders.h"
 #include "piper/base/process.h"
 #include "piper/devices/cuda.h"
 #include "piper/devices/registry.h"
@@ -129,6 +130,7 @@ void print_to_stderr(const std::string& text) { fmt::print(stderr, "{}\n", text)
 
 // Tunes the products of all roles, none of which need to run here.
 piper::Status tune(const std::string& plan, const std::string& file) {
+  PIPER_TRY(piper::check_output(file));
   PIPER_ASSIGN(const piper::PlanSet set, piper::read_plan_set(plan));
   std::vector<piper::Program> programs;
   for (const piper::RoleProgram& role : set.roles) {

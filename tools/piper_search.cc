@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "flag_checks.h"
+#include "piper/base/folders.h"
 #include "piper/base/process.h"
 #include "piper/base/yaml.h"
 #include "piper/planner/search.h"
@@ -99,14 +100,9 @@ Status no_fit(const SearchOptions& options, const Found& found) {
 
 // The result replaces an earlier one, and nothing else. That it can be written is asked before a
 // search that may take minutes.
-Status check_output(const Flags& flags) {
+Status check_result(const Flags& flags) {
   std::error_code code;
-  std::filesystem::path folder = std::filesystem::path(flags.output).parent_path();
-  if (folder.empty()) folder = ".";
-  if (!std::filesystem::is_directory(folder, code) || access(folder.c_str(), W_OK) != 0)
-    return fail("cannot write {}: {} is not a directory one can write to", flags.output,
-                folder.string())
-        .with_code(ExitCode::kStorage);
+  PIPER_TRY(check_output(flags.output));
   if (!std::filesystem::exists(flags.output, code)) return ok_status();
   const auto is_file = [&](const std::string& other) {
     std::error_code error;
@@ -137,7 +133,7 @@ Status run(Flags& flags) {
   SearchOptions& options = flags.search;
   if (flags.output.empty() && flags.sweep.empty())
     return fail("-o is required: the strategy file to write").with_code(ExitCode::kUsage);
-  if (flags.sweep.empty()) PIPER_TRY(check_output(flags));
+  if (flags.sweep.empty()) PIPER_TRY(check_result(flags));
   PIPER_ASSIGN(options.compile.defines, parse_definitions(flags.defines));
   PIPER_ASSIGN(options.cluster, read_cluster(flags.cluster, options.compile.library));
   PIPER_ASSIGN(options.space, read_space(flags.space, options.compile.library));

@@ -7,6 +7,7 @@
 
 #include "flag_checks.h"
 #include "machine_flags.h"
+#include "piper/base/folders.h"
 #include "piper/base/process.h"
 #include "piper/inspect/html.h"
 #include "piper/plan/worlds.h"
@@ -79,6 +80,7 @@ Status run_one(const Flags& flags, const PlanSet& set) {
 
 // Reports each plan set of a folder, and what the steps of a batch that grows take.
 Status run(const Flags& flags) {
+  for (const std::string* path : {&flags.trace, &flags.html}) PIPER_TRY(check_output(*path));
   PIPER_ASSIGN(const PlanFolder folder, read_plan_folder(flags.plans));
   if (folder.sets.size() == 1 || flags.shows()) {  // one that is not named is refused by the reader
     Result<PlanSet> set = read_plan_set(flags.plans);

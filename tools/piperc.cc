@@ -9,9 +9,11 @@
 
 #include "flag_checks.h"
 #include "machine_flags.h"
+#include "piper/base/folders.h"
 #include "piper/base/process.h"
 #include "piper/devices/registry.h"
 #include "piper/inspect/picture.h"
+#include "piper/plan/worlds.h"
 #include "piper/planner/compile.h"
 #include "rampup.h"
 #include "still_at_work.h"
@@ -184,8 +186,18 @@ Status make_all(const Flags& flags, const Compiled& compiled) {
   return write_stages(sets, first_steps_of(compiled), flags.output, options);
 }
 
+// Asks whether what is to be written can be, before a compilation that may take minutes.
+Status check_outputs(const Flags& flags) {
+  for (const std::string* path : {&flags.svg, &flags.emit, &flags.emit_order})
+    PIPER_TRY(check_output(*path));
+  if (flags.output.empty()) return ok_status();
+  return check_plan_folder(flags.output, {flags.force});
+}
+
 int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   if (flags.describe) return describe_model(flags);
+  if (flags.dry_run) flags.output.clear();
+  if (const Status possible = check_outputs(flags); !possible) return report(possible.error());
   auto defines = parse_definitions(flags.defines);
   if (!defines) return report(defines.error());
   flags.compile.defines = *defines;
@@ -193,7 +205,6 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
     const Status emitted = emit_onnx_training(flags.compile, flags.emit);
     return emitted ? 0 : report(emitted.error());
   }
-  if (flags.dry_run) flags.output.clear();
   flags.compile.oracles = !flags.no_oracles && !flags.output.empty();
   flags.compile.largest_single = flags.oracles ? 0 : kLargestSingle;
   bool dumped = flags.dump.empty();

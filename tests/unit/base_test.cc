@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "piper/base/digester.h"
+#include "piper/base/folders.h"
 #include "piper/base/process.h"
 
 namespace piper {
@@ -311,6 +312,32 @@ TEST_F(BaseFiles, AFailedWriteKeepsTheOldFile) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
   EXPECT_EQ(write_file(path("gone/a"), "x").error().message,
             fmt::format("cannot write '{}': No such file or directory", path("gone/a")));
+}
+
+TEST_F(BaseFiles, WhatCannotBeWrittenIsKnownBefore) {
+  const auto said = [](const Status& status) {
+    EXPECT_TRUE(status || status.error().code == ExitCode::kStorage);
+    return status ? "ok" : status.error().message;
+  };
+  fs::create_directory(path("folder"));
+  fs::create_symlink(path("gone/a"), path("link"));
+  fs::create_symlink(path("folder/a"), path("good"));
+  for (const std::string& file : {std::string(), path("a"), path("folder/a"), path("good"),
+                                  put("there", "x"), std::string("/dev/null")})
+    EXPECT_EQ(said(check_output(file)), "ok") << file;
+  EXPECT_EQ(said(check_output(path("folder"))), fmt::format("{} is a directory", path("folder")));
+  const std::string no_folder = fmt::format("{} is not a directory one can write to", path("gone"));
+  EXPECT_EQ(said(check_output(path("gone/a"))),
+            fmt::format("cannot write {}: {}", path("gone/a"), no_folder));
+  EXPECT_EQ(said(check_output(path("link"))),
+            fmt::format("cannot write {}: {}", path("link"), no_folder));
+  constexpr int64_t kMuch = int64_t{1} << 60;
+  for (const std::string& file : {path("a"), path("there"), path("folder"), path("good")}) {
+    EXPECT_EQ(said(check_room(file, 1, "it")), "ok");
+    EXPECT_TRUE(said(check_room(file, kMuch, "it")).starts_with("it takes 1.0 EiB, and the disk"))
+        << said(check_room(file, kMuch, "it"));
+  }
+  EXPECT_EQ(said(check_room("/dev/null", kMuch, "it")), "ok");
 }
 
 // Those that killed writers of the same file left; not of others, nor of writers that live.

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "communicators.h"
+#include "piper/plan/worlds.h"
 #include "unit/bundle_plans.h"
 
 namespace piper {
@@ -533,7 +534,13 @@ TEST_F(BundleTest, ForceReplacesPlanSetsAndNothingElse) {
     return status ? "ok" : status.error().message;
   };
   fs::create_directories(path("plans"));  // an empty directory is free
+  EXPECT_TRUE(check_plan_folder(path("plans"), {}));
+  EXPECT_TRUE(check_plan_folder(path("new/of/new"), {}));
+  EXPECT_FALSE(check_plan_folder("/dev/null/plans", {}));
   EXPECT_EQ(message(false), "ok");
+  EXPECT_FALSE(check_plan_folder(path("plans"), {}));
+  EXPECT_TRUE(check_plan_folder(path("plans"), {true}));
+  EXPECT_FALSE(fs::exists(path("new")));
   EXPECT_EQ(message(false), fmt::format("'{}' already holds a plan set", path("plans")));
   ASSERT_TRUE(write_plan_set(other, &set, nullptr, path("plans"), {true}));
   EXPECT_EQ(read_plan_set(path("plans"))->world(), 8);

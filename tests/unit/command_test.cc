@@ -289,7 +289,9 @@ TEST_F(OverTcp, OtherFlagsAndWorldsAreRefusedByAll) {
       {"--verify-against single --loss-bound 0.$RANK",
        "--loss-bound 0.1, rank 0 with --loss-bound 0"},
       {"--verify-against single --param-bound 0.$RANK",
-       "--param-bound 0.1, rank 0 with --param-bound 0"}};
+       "--param-bound 0.1, rank 0 with --param-bound 0"},
+      {"$(test $RANK = 0 || echo --resume-or-start none)",
+       "a start from --resume-or-start, rank 0 with a start from initial values"}};
   for (const auto& [flags, differs] : others) {
     const auto [refused, why] = run_shell("(" +
                                           as_processes(2, torch_variables(2, free_port()),
@@ -982,6 +984,26 @@ TEST_F(Command, MetricsGoToADeviceToo) {
             "  = note: the run goes on without metrics\n");
   options.metrics = path("plans");
   EXPECT_EQ(refused(options), fmt::format("12: error: {} is a directory\n", path("plans")));
+}
+
+// A disk without room is named before the first step. Where one may not mount a small one, nothing
+// is tried.
+TEST_F(Command, WhatIsTrainedNeedsRoom) {
+  if (run_shell("unshare -rm true 2>&1").first != 0) GTEST_SKIP() << "no mounts of one's own";
+  const auto run = [&](const char* before) {
+    return run_shell(fmt::format(
+        "mkdir -p {0}/small && unshare -rm sh -c 'mount -t tmpfs -o size=64k none {0}/small && "
+        "{1} {2}/bin/piper-run {0}/plans --data {0}/data.safetensors --steps 2 --save {0}/small/a' "
+        "2>&1",
+        folder_.string(), before, PIPER_BINARY_DIR));
+  };
+  const auto empty = run("");
+  EXPECT_EQ(empty.first, 0) << empty.second;
+  const std::string fill = fmt::format("cat /dev/zero 2>&1 > {}/full;", path("small"));
+  const auto full = run(fill.c_str());
+  EXPECT_EQ(full.first, 12) << full.second;
+  EXPECT_NE(full.second.find("error: --save: what is trained takes "), std::string::npos)
+      << full.second;
 }
 
 // PLAN DATA SAVE [fail|apart|flip]: four steps, compared with the single-device plan.

@@ -1,5 +1,5 @@
 // Makes folders that last; replaces a folder of files as a whole, and a file; lists what else is in
-// a folder.
+// a folder; and says early what could not be written.
 #pragma once
 
 #include <span>
@@ -25,6 +25,13 @@ Result<std::string> replace_folder(const std::string& built, const std::string& 
 // Returns in order the names of the files in the folder of `path` that end as `extension` says
 // (".yaml"); none where there is no such folder.
 std::vector<std::string> files_beside(const std::string& path, std::string_view extension);
+
+// Checks that a file can be written at this path, or to the device that is there, so that work of
+// minutes or days does not end without its result. An empty path is no file. Errors are kStorage.
+Status check_output(const std::string& path);
+// Checks that the disk of this path has room for so many bytes, of `what` ("a checkpoint"). A file
+// that is replaced stays until the new one is whole. Errors are kStorage.
+Status check_room(const std::string& path, int64_t bytes, std::string_view what);
 
 // A file that is written beside the one whose place it takes: nobody sees it before it is whole.
 // Bytes for a device or a pipe wait in memory until they are published. Links stay links.

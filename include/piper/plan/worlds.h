@@ -45,6 +45,9 @@ struct SetWithOracles {
   const PlanSet* single = nullptr;
   const PlanSet* uncut = nullptr;
 };
+// Checks that plans can be written to `directory`: it is new, or holds what may be replaced, and
+// one can write beside it. Writing checks it again.
+Status check_plan_folder(const std::string& directory, const WriteOptions& options);
 // These write all sets and the index, all or nothing as write_plan_set does.
 Status write_worlds(std::span<const SetWithOracles> sets,
                     std::span<const PlanFolder::Missing> missing, const std::string& directory,

@@ -251,6 +251,38 @@ std::string behind_links(const std::string& path) {
 
 }  // namespace
 
+Status check_output(const std::string& path) {
+  if (path.empty()) return ok_status();
+  std::error_code ignored;
+  const std::filesystem::file_status about = std::filesystem::status(path, ignored);
+  if (std::filesystem::is_directory(about))
+    return fail("{} is a directory", path).with_code(ExitCode::kStorage);
+  if (std::filesystem::exists(about) && !std::filesystem::is_regular_file(about)) {
+    if (access(path.c_str(), W_OK) == 0) return ok_status();
+    return fail("cannot write {}: {}", path, std::strerror(errno)).with_code(ExitCode::kStorage);
+  }
+  const std::string folder = folder_of(behind_links(path));
+  if (std::filesystem::is_directory(folder, ignored) && access(folder.c_str(), W_OK) == 0)
+    return ok_status();
+  return fail("cannot write {}: {} is not a directory one can write to", path, folder)
+      .with_code(ExitCode::kStorage);
+}
+
+Status check_room(const std::string& path, int64_t bytes, std::string_view what) {
+  std::error_code problem;
+  const std::filesystem::file_status about = std::filesystem::status(path, problem);
+  if (std::filesystem::exists(about) && !std::filesystem::is_regular_file(about) &&
+      !std::filesystem::is_directory(about))
+    return ok_status();  // a device
+  const std::string folder =
+      std::filesystem::is_directory(about) ? path : folder_of(behind_links(path));
+  const std::filesystem::space_info space = std::filesystem::space(folder, problem);
+  if (problem || space.available >= static_cast<uint64_t>(bytes)) return ok_status();
+  return fail("{} takes {}, and the disk of '{}' has room for {}", what, human_bytes(bytes), folder,
+              human_bytes(static_cast<int64_t>(space.available)))
+      .with_code(ExitCode::kStorage);
+}
+
 Status write_file(const std::string& path, std::string_view bytes) {
   const Bytes whole{nullptr, reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()};
   return write_parts(path, std::span(&whole, 1));

@@ -203,18 +203,40 @@ Status exchange(const std::string& built, const std::string& target,
   return ok_status();
 }
 
+struct PlanTarget {
+  fs::path path;
+  std::vector<std::string> old;  // files of plans that are there
+};
+
+Result<PlanTarget> target_of(const std::string& directory, const WriteOptions& options) {
+  std::error_code problem;
+  PlanTarget target{fs::weakly_canonical(fs::absolute(directory, problem), problem), {}};
+  if (problem || directory.empty()) return fail("cannot write to '{}'", directory);
+  if (!target.path.has_filename()) target.path = target.path.parent_path();
+  if (fs::exists(target.path, problem)) {
+    PIPER_ASSIGN(target.old, check_replaceable(target.path.string(), options.force));
+  }
+  return target;
+}
+
 }  // namespace
+
+Status check_plan_folder(const std::string& directory, const WriteOptions& options) {
+  PIPER_ASSIGN(const PlanTarget target, target_of(directory, options));
+  fs::path above = target.path.parent_path();
+  std::error_code problem;
+  while (!fs::exists(above, problem) && above.has_relative_path()) above = above.parent_path();
+  if (fs::is_directory(above, problem) && access(above.c_str(), W_OK) == 0) return ok_status();
+  return fail("cannot write '{}': {} is not a directory one can write to", directory,
+              above.string())
+      .with_code(ExitCode::kStorage);
+}
 
 Status replace_plans(const std::string& directory, const WriteOptions& options,
                      const std::function<Status(const std::string& built)>& fill) {
+  PIPER_ASSIGN(const PlanTarget found, target_of(directory, options));
+  const auto& [target, old] = found;
   std::error_code problem;
-  fs::path target = fs::weakly_canonical(fs::absolute(directory, problem), problem);
-  if (problem || directory.empty()) return fail("cannot write to '{}'", directory);
-  if (!target.has_filename()) target = target.parent_path();
-  std::vector<std::string> old;
-  if (fs::exists(target, problem)) {
-    PIPER_ASSIGN(old, check_replaceable(target.string(), options.force));
-  }
   PIPER_TRY(make_directory(target.parent_path().string()));
   std::string built = target.string() + ".XXXXXX";
   if (!mkdtemp(built.data())) return storage(built, "create", errno);

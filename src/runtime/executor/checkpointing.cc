@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <system_error>
 
 #include "faults.h"
+#include "piper/base/folders.h"
 
 namespace piper {
 namespace {
@@ -191,12 +191,8 @@ Status Checkpointing::take_folder(int64_t bytes) {
     if (const auto text = storage.read(path))
       if (const auto about = parse_checkpoint(as_text(text->span()), path)) loss = ranked(*about);
   }
-  std::error_code problem;
-  const auto space = std::filesystem::space(folder, problem);
-  if (!problem && space.available < static_cast<uint64_t>(bytes)) {
-    Error error = storage_error(fmt::format(
-        "a checkpoint takes {}, and the disk of '{}' has room for {}", human_bytes(bytes), folder,
-        human_bytes(static_cast<int64_t>(space.available))));
+  if (const Status room = check_room(folder, bytes, "a checkpoint"); !room) {
+    Error error = room.error();
     error.notes.push_back(
         "help: remove old checkpoints, or write to another folder; a new one is written before "
         "--keep removes any");

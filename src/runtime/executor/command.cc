@@ -87,7 +87,7 @@ std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& 
           {"--switch", print_switches(options, loaded)},
           {"--checkpoint", given(job.checkpoint ? job.checkpoint->folder : "")},
           {"--every", std::to_string(job.checkpoint ? job.checkpoint->every : 0)},
-          {"what it begins with", starts[static_cast<int>(options.start.how)]},
+          {"a start from", starts[static_cast<int>(options.start.how)]},
           {"--verify-against", against[static_cast<int>(job.verify.against)]},
           {"--loss-bound", fmt::format("{}", job.verify.loss_bound)},
           {"--param-bound", fmt::format("{}", job.verify.param_bound)}};

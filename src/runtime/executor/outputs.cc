@@ -36,24 +36,6 @@ void Voice::note(const Error& error) {
   if (code_ == ExitCode::kOk) code_ = error.code;
 }
 
-Status check_target(const std::string& path) {
-  if (path.empty()) return ok_status();
-  fs::path folder = fs::path(path).parent_path();
-  if (folder.empty()) folder = ".";
-  std::error_code ignored;
-  const fs::file_status about = fs::status(path, ignored);
-  if (fs::is_directory(about)) {
-    return fail("{} is a directory", path).with_code(ExitCode::kStorage);
-  }
-  if (fs::exists(about) && !fs::is_regular_file(about)) {  // a device: it stays where it is
-    if (access(path.c_str(), W_OK) == 0) return ok_status();
-    return fail("cannot write {}: {}", path, std::strerror(errno)).with_code(ExitCode::kStorage);
-  }
-  if (fs::is_directory(folder, ignored) && access(folder.c_str(), W_OK) == 0) return ok_status();
-  return fail("cannot write {}: {} is not a directory one can write to", path, folder.string())
-      .with_code(ExitCode::kStorage);
-}
-
 // ---- Metrics ------------------------------------------------------------------------------------
 
 namespace {

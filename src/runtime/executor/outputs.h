@@ -29,9 +29,6 @@ class Voice {
   ExitCode code_ = ExitCode::kOk;
 };
 
-// Checks that the path can be written: this is found out before hours of training, not after.
-Status check_target(const std::string& path);
-
 // Writes a line per step, as soon as the step is done, after those of earlier runs. A file that
 // cannot be written to costs its lines, not the run.
 class MetricsFile {

@@ -297,6 +297,27 @@ size_t stretch_after(std::span<const Stretch> stretches, int64_t steps) {
   return at;
 }
 
+namespace {
+
+// Returns the plans under which the job ends.
+const Loaded& last_of(const Loaded& loaded) {
+  return loaded.later ? last_of(loaded.later->loaded) : loaded;
+}
+
+// Checks that the disk has room for what is trained, before it is. Roles that only other processes
+// have read are not counted.
+Status check_save(const std::string& path, const PlanSet& set) {
+  if (path.empty()) return ok_status();
+  int64_t bytes = 0;
+  for (const CheckpointState& state : states_of(set))
+    if (state.kind == StateKind::kParameter)
+      bytes += state.type.bytes() * (1 + std::ssize(state.aliases));
+  for (const NamedTensor& tensor : untouched_of(set)) bytes += tensor.type.bytes();
+  return check_room(path, bytes, "--save: what is trained");
+}
+
+}  // namespace
+
 Status prepare(RunOptions& options, Loaded& loaded) {
   RunFolder::complete(options);
   PIPER_ASSIGN(const std::optional<Launch> launch, launched());
@@ -322,8 +343,10 @@ Status prepare(RunOptions& options, Loaded& loaded) {
   }
   for (const std::string* path :
        {&options.save, &options.metrics, &options.trace, &options.profile}) {
-    PIPER_TRY(check_target(*path));
+    PIPER_TRY(check_output(*path));
   }
+  if (loaded.rank == 0 || !loaded.is_process())
+    PIPER_TRY(check_save(options.save, last_of(loaded).set));
   if (!options.trace.empty() && options.job.trace_steps == 0) options.job.trace_steps = 1;
   return prepare_profile(options, loaded.set);
 }
