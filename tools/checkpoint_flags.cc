@@ -53,7 +53,7 @@ void CheckpointFlags::add(CLI::App& app, RunOptions& run) {
   std::vector<CLI::Option*> added;
   for (size_t v = 0; v < std::size(verbs); ++v) {
     added.push_back(app.add_option(verbs[v].first, *verbs[v].second, texts[v])
-                        ->type_name(v == 3 ? "DIR|FILE" : "DIR"));
+                        ->type_name(v == 3 ? "DIR|FILE.safetensors" : "DIR"));
     for (size_t other = 0; other < v; ++other) added[v]->excludes(added[other]);
   }
   app.add_option("--accept", run.start.accept,

@@ -74,6 +74,26 @@ Result<StatedCosts> read_costs(const std::vector<std::string>& all) {
   return costs;
 }
 
+// Lists the costs that may be meant by a name of none: of its pass in a stage, or of all stages.
+std::string names_like(const std::string& name, const std::set<std::string>& known) {
+  const size_t sign = name.find('@');
+  const auto list = [&](bool of_stages) {
+    std::vector<std::string> names;
+    for (const std::string& one : known)
+      if (of_stages ? one.starts_with(name.substr(0, sign) + "@") && !one.ends_with("@-1")
+                    : one.find('@') == one.npos)
+        names.push_back(one);
+    return names;
+  };
+  std::vector<std::string> names = list(sign != name.npos);
+  if (names.empty()) names = list(false);
+  std::ranges::stable_sort(names, {}, &std::string::size);
+  constexpr size_t kMost = 16;
+  const size_t more = names.size() - std::min(names.size(), kMost);
+  names.resize(names.size() - more);
+  return join(names, ", ") + (more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
 // Costs of what the plans have not would be left out in silence.
 Status check_costs(const std::vector<std::string>& all, const PlanSet& set) {
   std::set<std::string> known = {"send", "U"}, given;
@@ -90,6 +110,7 @@ Status check_costs(const std::vector<std::string>& all, const PlanSet& set) {
     if (!known.contains(name))
       return fail("--costs {}: the plans have no '{}'{}", quote_control(text), quote_control(name),
                   name == "B" ? "; their backwards are in halves, BI and BW" : "")
+          .with_note("help: they have " + names_like(name, known))
           .with_code(ExitCode::kUsage);
     if (!given.insert(name).second)
       return fail("--costs: '{}' is given twice", quote_control(name)).with_code(ExitCode::kUsage);

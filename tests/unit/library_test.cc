@@ -107,6 +107,10 @@ TEST_F(LibraryFiles, SaysWhereItLooked) {
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.error().message,
             "the library has no '<gpip>' (did you mean '<gpipe>' or '<schedules/gpipe>'?)");
+  const Result<Strategy> bare = parse_strategy("gpipe", {});
+  ASSERT_FALSE(bare.ok());
+  EXPECT_EQ(bare.error().notes.back(),
+            "help: '<gpipe>' or '<schedules/gpipe>' are names of the library");
 }
 
 TEST_F(LibraryFiles, RefusesWhatIsNoName) {

@@ -198,6 +198,8 @@ TEST(Predict, WhatIsWrongIsNamed) {
       {plans() + " --costs Q=1", "--costs: there is no 'Q'; passes are F, B, BI, BW and U", 2},
       {plans() + " --costs F=1,F=2", "--costs: 'F' is given twice", 2},
       {plans() + " --costs F@7=1", "--costs F@7=1: the plans have no 'F@7'", 2},
+      {plans() + " --costs F@7=1", "help: they have F@0, F@1\n", 2},
+      {plans() + " --costs BI@7=1", "help: they have BI@0, BI@1\n", 2},
       {plans() + " --costs F=1 --why 0@", "--why 0@: expected a rank and milliseconds", 2},
       {plans() + " --costs F=1 --steps 3", "--steps: --why, --trace or --html", 2},
       {plans() + " --costs F=1 --why 0@0 --json", "--why prints sentences", 2},
@@ -213,7 +215,13 @@ TEST(Predict, WhatIsWrongIsNamed) {
       {plans() + " --cluster '<h100x9>'", "the library has no cluster '<h100x9>'", 1},
       {plans() + " --cluster '<two-cores>'",
        "the cluster has 2 devices, but the plans are for 4 ranks", 1},
+      {plans() + " --cluster h100x8", "help: '<h100x8>' is a name of the library", 1},
+      {plans() + " --cluster h100x9.yaml", "help: '<h100x8>' is a name of the library", 1},
+      {plans() + " --cluster '<h100x8>' --profile " + plans() + "/rank0.plan",
+       "help: a profile that is damaged or cut off is of no use; 'piper-run PLANS --profile", 1},
       {"nowhere --costs F=1", "nowhere", 4},
+      {"nowhere --costs F=1 --html gone/a.html", "cannot write gone/a.html: gone is not a ", 12},
+      {"nowhere --costs F=1 --trace /dev/null/a", "cannot write /dev/null/a: /dev/null is not", 12},
   };
   for (const auto& one : wrong) {
     const auto [code, text] = run("piper-sim " + one.words);

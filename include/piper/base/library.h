@@ -19,5 +19,10 @@ inline bool is_library_name(std::string_view text) { return text.starts_with('<'
 Result<std::string> find_in_library(std::string_view name, const std::vector<std::string>& folders,
                                     const SourceSpan& from,
                                     LibraryPart part = LibraryPart::kStrategies);
+// Adds to the error of a path that leads to no file which names of the library are near it:
+// "h100x8" is "<h100x8>".
+Error with_library_names(Error error, const std::string& path,
+                         const std::vector<std::string>& folders,
+                         LibraryPart part = LibraryPart::kStrategies);
 
 }  // namespace piper

@@ -129,4 +129,17 @@ Result<std::string> find_in_library(std::string_view name, const std::vector<std
   return not_found(file, all, from, part);
 }
 
+Error with_library_names(Error error, const std::string& path,
+                         const std::vector<std::string>& folders, LibraryPart part) {
+  std::error_code code;
+  if (fs::exists(path, code)) return error;
+  const fs::path file(path);
+  const std::string wanted =
+      (file.extension() == kEnding ? fs::path(file).replace_extension() : file).string();
+  const std::vector<std::string> near = near_names(wanted, names_in(searched(folders, part), part));
+  if (near.empty()) return error;
+  return std::move(error).with_note(fmt::format("help: {} {} of the library", join(near, " or "),
+                                                near.size() == 1 ? "is a name" : "are names"));
+}
+
 }  // namespace piper

@@ -81,7 +81,7 @@ class Loader {
       if (from.line > 0) return cannot_include(path, from, error.message);
       error.message +=
           did_you_mean(fs::path(path).filename().string(), files_beside(path, ".yaml"));
-      return error;
+      return with_library_names(std::move(error), path, folders_);
     }
     StrategyFile file{path, *std::move(text), from, {}, {}, {}};
     PIPER_ASSIGN(file.root, yaml::parse_yaml(path, file.text));

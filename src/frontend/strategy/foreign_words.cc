@@ -26,6 +26,14 @@ constexpr Row kRows[] = {
      "'ops: [Attention]' for some ops of all layers, 'match: \"h/{0..3}/**\"' for some layers, and "
      "'annotate: [{match: \"h/{layer}/**\", tags: {again: layer % 2}}]' with 'where: {again: 0}' "
      "for every other one"},
+    {"local_steps.clip_norm local_steps.clip local_steps.max_norm local_steps.max_grad_norm "
+     "local_steps.grad_clip local_steps.gradient_clipping",
+     "outer updates are not clipped; 'train: {clip_norm: @1.0}' clips the gradients of each site"},
+    {"local_steps.lr local_steps.outer_lr local_steps.learning_rate local_steps.momentum "
+     "local_steps.nesterov local_steps.optimizer local_steps.outer_optimizer",
+     "'outer: {sgd: {lr: 0.7, momentum: 0.9, nesterov: true}}'"},
+    {"local_steps.schedule local_steps.lr_schedule local_steps.warmup",
+     "the rate of outer updates is constant; 'train: {schedule: …}' is that of each site"},
     {"zero zero_stage zero_level zero_optimization zero1 zero2 zero3 zero_1 zero_2 zero_3 "
      "deepspeed "
      "fsdp fsdp2 fully_shard fsdp_config sharding_strategy reshard_after_forward "

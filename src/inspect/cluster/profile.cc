@@ -169,8 +169,12 @@ class ProfileReader {
 
 Result<MeasuredTimes> read_profile(const std::string& path) {
   PIPER_ASSIGN(const std::string text, read_text_file(path, yaml::kMaxBytes));
-  PIPER_ASSIGN(const yaml::Node root, yaml::parse_yaml(path, text));
-  return ProfileReader().read(path, root);
+  Result<yaml::Node> root = yaml::parse_yaml(path, text);
+  if (!root)
+    return std::move(root).error().with_note(
+        "help: a profile that is damaged or cut off is of no use; 'piper-run PLANS --profile FILE' "
+        "writes another one");
+  return ProfileReader().read(path, *root);
 }
 
 }  // namespace piper

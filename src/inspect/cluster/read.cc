@@ -345,8 +345,10 @@ Result<Cluster> read_cluster(const std::string& name, const std::vector<std::str
   const bool is_name = is_library_name(name);
   PIPER_ASSIGN(const std::string path,
                is_name ? find_in_library(name, folders, {}, LibraryPart::kClusters) : name);
-  PIPER_ASSIGN(const std::string text, read_text_file(path, kMostBytes));
-  PIPER_ASSIGN(const yaml::Node root, yaml::parse_yaml(path, text));
+  Result<std::string> text = read_text_file(path, kMostBytes);
+  if (!text)
+    return with_library_names(std::move(text).error(), path, folders, LibraryPart::kClusters);
+  PIPER_ASSIGN(const yaml::Node root, yaml::parse_yaml(path, *text));
   return ClusterReader().read(path, root);
 }
 

@@ -114,8 +114,10 @@ Result<SearchSpace> read_space(const std::string& name, const std::vector<std::s
   if (is_library_name(name)) {
     PIPER_ASSIGN(path, find_in_library(name, folders, SourceSpan{}, LibraryPart::kSpaces));
   }
-  PIPER_ASSIGN(const std::string text, read_text_file(path, yaml::kMaxBytes));
-  PIPER_ASSIGN(const yaml::Node root, yaml::parse_yaml(path, text));
+  Result<std::string> text = read_text_file(path, yaml::kMaxBytes);
+  if (!text)
+    return with_library_names(std::move(text).error(), path, folders, LibraryPart::kSpaces);
+  PIPER_ASSIGN(const yaml::Node root, yaml::parse_yaml(path, *text));
   return read_root(root, path);
 }
 
