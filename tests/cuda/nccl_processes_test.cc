@@ -112,6 +112,10 @@ TEST_F(NcclProcesses, TrainWhatOneTrains) {
                   ") 2>&1");
     EXPECT_EQ(code, 0) << output;
     EXPECT_THAT(output, testing::HasSubstr("equal to the single-device plan bit for bit"));
+    const size_t named =
+        output.find("of the environment, CUDA_DEVICE_MAX_CONNECTIONS=1, NCCL_RUNTIME_CONNECT=1, ");
+    EXPECT_NE(named, output.npos) << output;
+    EXPECT_EQ(output.find("of the environment", named + 1), output.npos) << "said by two ranks";
     EXPECT_THAT(output, testing::ContainsRegex(one.registers));
     EXPECT_EQ(output.find("shares no windows of memory") != std::string::npos, *one.variables != 0)
         << output;

@@ -47,8 +47,9 @@ std::string to_string(const CudaMachine& machine);
 Status cuda_available();
 
 // Sets the variables of the environment by which the driver and NCCL work as plans need it,
-// whatever a job script says. Nobody else may read the environment meanwhile.
-void set_cuda_environment(std::span<const RoleProgram> roles);
+// whatever a job script says. Returns those that had another value, as NAME=VALUE with that value.
+// Nobody else may read the environment meanwhile.
+std::vector<std::string> set_cuda_environment(std::span<const RoleProgram> roles);
 
 // Says what products can reach.
 struct CudaPeak {

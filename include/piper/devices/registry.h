@@ -40,8 +40,8 @@ struct BackendKind {
   // Whether this machine has what it runs on. Error: what was looked for. Null: every machine has.
   Status (*available)() = nullptr;
   // Sets what its libraries read of the environment, for these roles: while a process has no other
-  // thread that could read it. Null: nothing.
-  void (*begin)(std::span<const RoleProgram> roles) = nullptr;
+  // thread that could read it. Returns the values that it replaced, as NAME=VALUE. Null: nothing.
+  std::vector<std::string> (*begin)(std::span<const RoleProgram> roles) = nullptr;
   // Whether priorities and SM limits of a plan's streams have an effect.
   bool ranks_streams = false;
   // Whether what it leaves are results.

@@ -30,9 +30,14 @@ CuMemProperties pages_of(int device, bool shares_files, bool is_for_rdma) {
 
 thread_local uint64_t Device::current_ = 0;
 
-void set_connections() {
-  static const bool is_set = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) == 0;
-  static_cast<void>(is_set);
+const std::string& set_connections() {
+  static const std::string before = [] {
+    const char* const said = std::getenv(kConnections);
+    const std::string value = said ? said : "";
+    setenv(kConnections, kMostConnections, 1);
+    return value;
+  }();
+  return before;
 }
 
 Status start_driver(const Driver& driver) {

@@ -23,11 +23,14 @@ struct Facts {
   int maps_for_rdma = 0;  // whether adapters of a network may reach mapped memory
 };
 
+// The variable of the environment that says how many ways streams have to the device.
+inline constexpr const char* kConnections = "CUDA_DEVICE_MAX_CONNECTIONS";
+inline constexpr const char* kMostConnections = "32";
 // Streams that share a way to the device wait for each other. It has 8 unless 32, the most, are
 // asked for; with 1, which job scripts for other systems ask for, a send waits for each receive
 // that was queued before it, and two ranks for each other. The driver reads this when it is
-// started, which may be before plans are read. Sets it once.
-void set_connections();
+// started, which may be before plans are read. Sets it once, and returns what it was; "": not set.
+const std::string& set_connections();
 // Starts the driver, which reads the environment of the process the first time.
 Status start_driver(const Driver& driver);
 // Error: there is no driver or no device.

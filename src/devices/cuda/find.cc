@@ -56,25 +56,35 @@ Result<std::vector<CudaDevice>> devices_of(const Driver& driver) {
 
 }  // namespace
 
-void set_cuda_environment(std::span<const RoleProgram> roles) {
-  cuda::set_connections();
+std::vector<std::string> set_cuda_environment(std::span<const RoleProgram> roles) {
+  std::vector<std::string> replaced;
+  const auto note = [&](const char* name, std::string_view before, std::string_view value) {
+    if (!before.empty() && before != value)
+      replaced.push_back(fmt::format("{}={}", name, quote_control(before)));
+  };
+  const auto set = [&](const char* name, const char* value) {
+    if (const char* const before = std::getenv(name)) note(name, before, value);
+    setenv(name, value, 1);
+  };
+  note(kConnections, cuda::set_connections(), kMostConnections);
   // NCCL chooses the algorithm of a collective by its size and would connect members when it first
   // uses one; told so before a process makes its first communicator, it connects them for all
   // algorithms when it makes a communicator.
-  if (std::ranges::any_of(roles, has_groups)) setenv("NCCL_RUNTIME_CONNECT", "0", 1);
+  if (std::ranges::any_of(roles, has_groups)) set("NCCL_RUNTIME_CONNECT", "0");
   // Calls return before they are done, in no order but that of streams, whatever the environment or
   // a file of NCCL's says: a host that waits inside NCCL would wait without end for a rank that is
   // gone, and operations of several streams would wait for each other.
-  setenv("NCCL_COMM_BLOCKING", "0", 1);
-  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
+  set("NCCL_COMM_BLOCKING", "0");
+  set("NCCL_LAUNCH_ORDER_IMPLICIT", "0");
   // A step that is timed is queued op by op behind the graph of the one before, which still runs.
   // NCCL allows a call beside a graph that has calls of the same communicator only with this.
-  setenv("NCCL_GRAPH_MIXING_SUPPORT", "1", 1);
+  set("NCCL_GRAPH_MIXING_SUPPORT", "1");
   // These would take the place of what blocks_of gives each communicator, so that kernels which
   // wait for each other might not fit on the device together. NCCL ignores what is empty.
   for (const char* limit :
        {"NCCL_CGA_CLUSTER_SIZE", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS"})
-    setenv(limit, "", 1);
+    set(limit, "");
+  return replaced;
 }
 
 CudaMachine find_cuda() {

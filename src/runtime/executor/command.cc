@@ -312,6 +312,9 @@ std::string introduce(const RunOptions& options, const Loaded& loaded, bool is_p
   if (const int64_t host = most_on_host(set); host > 0)
     text += fmt::format("what is offloaded takes at most {} of the host's memory a rank\n",
                         human_bytes(host));
+  if (!loaded.replaced.empty())
+    text += fmt::format("of the environment, {} {} replaced by what plans need\n",
+                        list_with_and(loaded.replaced), loaded.replaced.size() == 1 ? "is" : "are");
   if (const auto tool = Nvtx::tool(); !tool)
     text += fmt::format("no tool is told of ranges: {}\n", tool.error().message);
   return text + describe_streams(options.job.backend, set);

@@ -84,9 +84,10 @@ std::string kernels_of(const JobOptions& options) {
   return kind ? (*kind)->kernels() : "";
 }
 
-void begin_backend(const JobOptions& options, const PlanSet& set) {
+std::vector<std::string> begin_backend(const JobOptions& options, const PlanSet& set) {
   const auto kind = find_backend(options.backend);
-  if (kind && (*kind)->begin) (*kind)->begin(set.roles);
+  if (!kind || !(*kind)->begin) return {};
+  return (*kind)->begin(set.roles);
 }
 
 namespace {

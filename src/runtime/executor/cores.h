@@ -34,7 +34,8 @@ std::string print_cores(const JobOptions& options, const PlanSet& set, bool is_p
 // Returns what two ranks must have in common for equal bits: the backend, the kernels it chose, and
 // the table by which it cuts products. (Entries of one table may differ: no cut changes a bit.)
 std::string kernels_of(const JobOptions& options);
-// Sets what the backend's libraries read of the environment. Requires that no other thread runs.
-void begin_backend(const JobOptions& options, const PlanSet& set);
+// Sets what the backend's libraries read of the environment, and returns the values that it
+// replaced, as NAME=VALUE. Requires that no other thread runs.
+std::vector<std::string> begin_backend(const JobOptions& options, const PlanSet& set);
 
 }  // namespace piper

@@ -19,6 +19,7 @@ struct Loaded {
   std::vector<std::unique_ptr<BatchSource>> evaluation;
   std::optional<Start> start;      // what the states begin with, if not with the plans' values
   std::optional<FolderLock> lock;  // of the folder of checkpoints, on rank 0
+  std::vector<std::string> replaced;  // of the environment: NAME=VALUE, as it was
   int64_t rank = 0, world = 1;
   Way way = Way::kThreads;
   std::string rendezvous;                // of kTcp

@@ -331,7 +331,9 @@ Status prepare(RunOptions& options, Loaded& loaded) {
   PIPER_TRY(load_later(options, loaded));
   for (const Loaded* one = &loaded; one != nullptr;
        one = one->later ? &one->later->loaded : nullptr)
-    begin_backend(options.job, one->set);
+    for (std::string& variable : begin_backend(options.job, one->set))
+      if (!std::ranges::count(loaded.replaced, variable))
+        loaded.replaced.push_back(std::move(variable));
   PIPER_TRY(open_sources(options, loaded));
   PIPER_TRY(load_reference(options, loaded));
   for (const Loaded* one = &loaded; one != nullptr;
