@@ -241,6 +241,11 @@ void add_sites(std::vector<Case>& cases) {
   cases.push_back({"sites_of_stages",
                    {"schedules/1f1b", "memory/ddp", "sites/diloco"},
                    "stages: 2, dp: 1" + sites});
+  cases.push_back({"sites_in_8_bits",
+                   {"schedules/1f1b", "sites/diloco"},
+                   "stages: 2, wire: int8" + sites,
+                   Case::kBits,
+                   2e-2});
   cases.push_back({"sites_of_replicas",
                    {"schedules/1f1b", "memory/zero2", "numerics/bf16", "sites/diloco"},
                    "stages: 1, dp: 2" + sites,
@@ -254,9 +259,9 @@ void add_numerics(std::vector<Case>& cases) {
                      {"schedules/zb-h1", "memory/zero3", "numerics/" + file},
                      "stages: 2, dp: 2, microbatches: 2, bucket_kib: 1",
                      Case::kBits,
-                     has(file, "16")   ? 2e-2
-                     : has(file, "64") ? 1e-12
-                                       : 1e-4});
+                     has(file, "16") || file == "sends" ? 2e-2
+                     : has(file, "64")                  ? 1e-12
+                                                        : 1e-4});
   }
   // Kernels of another type for all, which take longest to compile.
   if (!given_seed()) return;

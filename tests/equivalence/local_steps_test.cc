@@ -337,6 +337,117 @@ TEST(LocalStepsDelay, OthersDiverge) {
   EXPECT_GT(largest_difference(trained[4], trained[3]), 1e-4) << "a mixture without a delay";
 }
 
+// What sites send rounded, in place of what kWays has.
+std::string in_blocks(const char* type, std::string directive = local_steps()) {
+  for (size_t at = 0; (at = directive.find("}}}\n", at)) != std::string::npos; at += 4)
+    directive.insert(at + 2, fmt::format(", reduce: {{dtype: {}, lossy: true, block: 32}}", type));
+  return directive;
+}
+
+// Returns whether ranks have parts of the parameters, which 'reduce' refuses.
+bool cuts_parameters(const Way& way) {
+  const std::string text = way.text;
+  return std::ranges::any_of(
+      std::array{"zero3", "parameters]", "hpz", "by-parameter", "tp: "},
+      [&](const char* word) { return text.find(word) != std::string::npos; });
+}
+std::vector<Way> ways_of_whole_parameters() {
+  std::vector<Way> ways;
+  std::ranges::copy_if(kWays, std::back_inserter(ways), std::not_fn(cuts_parameters));
+  return ways;
+}
+class LocalStepsInBlocks : public LocalSteps {};
+TEST_P(LocalStepsInBlocks, EqualOneDevice) {
+  NEED_MODEL(GetParam().model);
+  expect_one_device(GetParam(), in_blocks("int8"));
+}
+INSTANTIATE_TEST_SUITE_P(Ways, LocalStepsInBlocks, ::testing::ValuesIn(ways_of_whole_parameters()),
+                         name_of_way);
+
+TEST(LocalStepsRounded, TypesDelaysAndFragmentsEqualOneDevice) {
+  NEED_MODEL("mlp");
+  for (const std::string& directive : {local_steps(), delayed(), delayed_fragments()})
+    for (const size_t way : {0, 4}) {
+      SCOPED_TRACE(fmt::format("{} {}", kWays[way].name, directive));
+      expect_one_device(kWays[way], in_blocks("float8", directive));
+    }
+}
+
+TEST(LocalStepsRounded, OtherTypesEndElsewhereAndNear) {
+  NEED_MODEL("mlp");
+  std::vector<Trained> trained;
+  for (const std::string& directive : {local_steps(), in_blocks("int8"), in_blocks("float8")}) {
+    const auto compiled = compile_way(kWays[0], directive);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    auto one = train(compiled->set, "mlp", kSteps);
+    ASSERT_TRUE(one) << print_error(one.error());
+    trained.push_back(*std::move(one));
+  }
+  for (size_t a = 0; a < trained.size(); ++a)
+    for (size_t b = 0; b < a; ++b) {
+      EXPECT_GT(largest_difference(trained[a], trained[b]), 0) << a << " " << b;
+      EXPECT_LT(largest_difference(trained[a], trained[b]), 3e-2) << a << " " << b;
+    }
+}
+
+// Both what sites send to the last one and what that sends to them takes a quarter.
+TEST(LocalStepsRounded, SendAQuarterOfTheBytes) {
+  NEED_MODEL("gpt-deep");
+  Way way = kWays[0];
+  way.model = "gpt-deep";
+  const auto bytes = [&](const std::string& directive) {
+    const auto compiled = compile_way(way, directive);
+    EXPECT_TRUE(compiled) << print_error(compiled.error());
+    int64_t sum = 0;
+    for (const RoleProgram& role : compiled->set.roles)
+      for (const OuterUpdate& update : role.outer_updates)
+        for (const Instruction& one : update.instructions)
+          if (one.kind == InstructionKind::kSend)
+            for (const int32_t arg : one.args) sum += role.tensor(arg).type.bytes();
+    return sum;
+  };
+  const int64_t exact = bytes(local_steps()), int8 = bytes(in_blocks("int8"));
+  EXPECT_GT(exact, 0);
+  EXPECT_LT(int8 * 32, exact * 36 * 5 / 16);
+}
+
+TEST(LocalStepsRounded, PlansThatRoundOtherwiseAreRefused) {
+  NEED_MODEL("mlp");
+  const auto rounded = compile_way(kWays[0], in_blocks("int8")),
+             exact = compile_way(kWays[0], local_steps());
+  ASSERT_TRUE(rounded && exact);
+  const auto verified = [](const PlanSet& set, const Compiled& of) {
+    const auto report = verify_plan_set(set, &*of.single);
+    return report && report->findings.empty();
+  };
+  EXPECT_TRUE(verified(rounded->set, *rounded));
+  EXPECT_FALSE(verified(rounded->set, *exact));
+  EXPECT_FALSE(verified(exact->set, *rounded));
+  for (const char* op : {"ToBlocks", "FromBlocks"}) {
+    PlanSet wrong = rounded->set;
+    int tried = 0;
+    for (RoleProgram& role : wrong.roles)
+      for (Program& program : role.programs)
+        for (ProgramOp& one : program.ops)
+          if (one.op == op) one.attrs.set("to", std::string("float8")), ++tried;
+    EXPECT_GT(tried, 0);
+    EXPECT_FALSE(verified(wrong, *rounded)) << op;
+  }
+}
+
+TEST(LocalStepsRounded, PartsOfParametersAreRefused) {
+  NEED_MODEL("mlp");
+  for (const Way& way : kWays) {
+    if (!cuts_parameters(way)) continue;
+    const auto compiled = compile_way(way, in_blocks("int8"), false, /*oracles=*/false);
+    ASSERT_FALSE(compiled) << way.name;
+    const std::string error = print_error(compiled.error());
+    EXPECT_NE(error.find("not supported: outer gradients that travel rounded, of parameters that"),
+              std::string::npos)
+        << error;
+  }
+}
+
 // Two updates are due at the same steps: one runs beside the next step. The other runs beside later
 // steps or, if sites get it before these, before the next step.
 TEST(LocalStepsDelay, SeveralUpdatesAtOneStep) {

@@ -133,7 +133,7 @@ TEST(Directives, LongChainsRunAgain) {
   all.match = *Glob::parse("**", {});
   Explanations explanations;
   const auto again =
-      apply_recompute(*std::move(graph), {all}, {}, {}, 1, unknown_costs(), explanations);
+      apply_recompute(*std::move(graph), {all}, TagsOfOps(), {}, 1, unknown_costs(), explanations);
   ASSERT_TRUE(again) << print_error(again.error());
   EXPECT_TRUE(check_graph(again->graph));
   EXPECT_GE(again->variants.copies.size(), size_t{kOps});
@@ -243,7 +243,7 @@ TEST(Directives, ABudgetIsMetWithTheFewestBytes) {
       recompute.budget_bytes = budget;
       Explanations explanations;
       const auto again =
-          apply_recompute(graph, {recompute}, {}, {}, 1, unknown_costs(), explanations);
+          apply_recompute(graph, {recompute}, TagsOfOps(), {}, 1, unknown_costs(), explanations);
       ASSERT_EQ(again.ok(), budget == fewest) << text;
       if (!again) continue;
       ASSERT_TRUE(check_graph(again->graph)) << text;
@@ -281,8 +281,8 @@ TEST(Directives, ABudgetRepeatsWhatIsCheapOnTheDevice) {
   for (const std::string& dear : ops) {
     const OneDearOp device(dear);
     Explanations out;
-    const auto made =
-        apply_recompute(*graph, {recompute}, {}, {}, 1, JobCosts(&device, strategy, {}, {}), out);
+    const auto made = apply_recompute(*graph, {recompute}, TagsOfOps(), {}, 1,
+                                      JobCosts(&device, strategy, {}, {}), out);
     ASSERT_TRUE(made) << print_error(made.error());
     std::multiset<std::string> again;
     for (const Node& node : made->graph.nodes)
@@ -302,7 +302,7 @@ TEST(Directives, ViewsOfRecomputedOpsAreNotKept) {
   Recompute recompute;
   recompute.ops = {{"Tanh", {}}};
   Explanations out;
-  const auto made = apply_recompute(*graph, {recompute}, {}, {}, 1, unknown_costs(), out);
+  const auto made = apply_recompute(*graph, {recompute}, TagsOfOps(), {}, 1, unknown_costs(), out);
   ASSERT_TRUE(made) << print_error(made.error());
   std::multiset<std::string> again;
   for (const Node& node : made->graph.nodes)

@@ -20,6 +20,7 @@
 
 #include <set>
 
+#include "piper/ir/blocks.h"
 #include "piper/ir/graph.h"
 
 namespace piper {
@@ -126,6 +127,8 @@ struct OuterSpec {
   std::string step;             // of its counter of updates
   bool is_delayed = false;      // it reads what sites had before, and they get the result later
   double mix = 0;               // the share of a site's own parameters in its next ones
+  // How distances and the gradient travel, each rounded to it; nothing: as they are.
+  std::optional<SentAs> sent = {};
 };
 // Makes of such copies the step that an outer optimizer takes: it updates outer parameters, which
 // have the names and initial values of the model, by the mean over the sites of their distance from

@@ -107,6 +107,18 @@ struct ShardRule {                // - shard: {match: "**/qkv/weight", dim: 0, o
   SourceSpan at, of_at, dim_at, over_at, capacity_at;
   bool has_dim() const { return !sends && !attention; }
 };
+// Says in which type what stages hand on travels, where that is rounded.
+// - send: {across: stage, dtype: int8, lossy: true}
+struct SendRule {
+  std::string across;          // the tag of which the op that makes a value and its reader differ
+  std::optional<DType> dtype;  // of 16 bits, or in blocks of 8 bits
+  InBlocks in = {Scaled::kNone, 256};
+  bool lossy = false;
+  bool activations = true, gradients = true;  // what forward ops make, what backward ops make
+  std::optional<Glob> match;                  // over scopes of the ops that make the values
+  Where where;                                // over tags of these
+  SourceSpan at, across_at, dtype_at;
+};
 // Lists forward ops that run again in the backward pass: what they make is not kept until then.
 // - recompute: {match: "h/{layer}/**", where: {stage: 0}, ops: [Gelu]}
 struct Recompute {
@@ -140,6 +152,7 @@ struct DirectiveLists {
   std::vector<Replicate> replicates;
   std::vector<LocalSteps> local_steps;  // one at most
   std::vector<ShardRule> shards;
+  std::vector<SendRule> sends;
   std::vector<OffloadRule> offloads;
   std::vector<StreamRule> streams;
   std::vector<Prefetch> prefetches;

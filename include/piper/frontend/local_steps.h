@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "piper/base/scaled.h"
 #include "piper/frontend/autodiff.h"
 
 namespace piper {
@@ -23,7 +24,12 @@ struct LocalSteps {
   int64_t delay = 0;   // steps from there to the update; less than `every`
   double mix = 0;      // the share of a site's own parameters in those that it goes on with
   TrainSpec outer;     // one group, of all parameters
-  SourceSpan at, over_at, match_at, offset_at, delay_at, outer_at;
+  // How distances, and the gradient made of them, travel, and if they may be rounded for it.
+  std::optional<DType> dtype;
+  InBlocks in = {Scaled::kNone, 256};
+  bool lossy = false;
+  bool is_rounded() const { return in.any() || (dtype && *dtype != DType::kF32); }
+  SourceSpan at, over_at, match_at, offset_at, delay_at, outer_at, dtype_at;
 };
 
 }  // namespace piper

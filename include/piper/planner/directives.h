@@ -75,7 +75,8 @@ Result<Graph> accumulate_in_halves(Graph step, const std::vector<Precision>& pre
 // outside is kept, and what it hands to other forward ops; with `ops`, nothing that a chosen op
 // makes is kept. With a budget the least is kept that the cheapest ops suffice for (the least
 // time, or FLOPs where no devices are known, for each byte): a minimum cut of the region's
-// dataflow. Groups within groups, which go on over parts of a task, run again in what is run again.
+// dataflow. A group goes on over parts that its entry does not name. Groups within groups run again
+// in what is run again.
 // Bits do not change. Where conditions name the microbatch, the graph has copies of all that some
 // microbatch makes again, and the variants say which are made. Requires a sharded graph. Errors:
 // nothing matches, an unknown op, an op chosen twice, nothing to save, a budget that is too small.
@@ -83,10 +84,13 @@ struct Recomputed {
   Graph graph;
   Variants variants;
 };
+struct TagsOfOps {
+  std::vector<std::string> tasks;  // that tell tasks apart
+  std::vector<std::string> parts;  // of regions
+};
 Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
-                                   const std::vector<std::string>& tags_of_tasks,
-                                   const Variables& variables, int64_t microbatches,
-                                   const JobCosts& costs, Explanations& out);
+                                   const TagsOfOps& tags, const Variables& variables,
+                                   int64_t microbatches, const JobCosts& costs, Explanations& out);
 
 // Makes one mesh axis of those that directives name together only, and of a tag that `replicate`
 // names, and a rule of `shard` for each axis of one that cuts over several: each names one axis.
@@ -127,6 +131,12 @@ Result<std::map<std::string, int64_t>> versions_of(const Graph& step,
 // Error: that is not said to be lossy.
 Result<Graph> round_gathered(Graph step, const Strategy& strategy, const Cut& cut,
                              Explanations& out);
+
+// Rounds what ops make for others across a tag, where `send` says so. Requires a differentiated
+// graph, or the forward one of an evaluation, of which nothing is explained. Error: an entry that
+// rounds nothing.
+Result<Graph> round_sent(Graph step, const Strategy& strategy, const Variables& variables,
+                         Explanations* out);
 
 // Makes parameters that a `split` names whose parts `place` puts on devices into parameters of
 // their own, one for each part: others read them put together. Notes them in `trained`, by name.

@@ -155,6 +155,8 @@ Graph order_parts(Graph graph, std::span<const std::string> names);
 
 // The tag that number_spans sets.
 inline constexpr const char* kSpanOfParts = "parts.span";
+// The tag that holds the region of ops which run in parts.
+inline constexpr const char* kRegionOfParts = "part region";
 // Numbers the spans of each region of tasks, forward and backward apart: what is in no part and
 // before the first parts is 0, these are 1, what is between them and further ones is 2, and so on.
 // So parts can be tasks: of a region of tasks no span reads what a later one makes. `names`: of the

@@ -155,6 +155,10 @@ class OuterStep {
     Graph step = append_update(std::move(backward_), spec_.optimizer, groups, stacks);
     step.grad_norm = {};  // nobody reads it
     step.value(step.step).name = spec_.step;
+    if (spec_.sent) {
+      send_gradients(step);
+      PIPER_ASSIGN(step, in_topological_order(std::move(step)));
+    }
     if (spec_.optimizer.ema) begin_averages(step);
     for (size_t p = 0; p < step.params.size() && !spec_.is_delayed; ++p)
       for (const ValueId site : at_sites[p]) follow(step, step.params[p], site);
@@ -267,10 +271,33 @@ class OuterStep {
       const ValueId site = add_site(of_site, p);
       double share = 1 / static_cast<double>(sites_);
       for (const std::vector<int32_t>& tags : regions_of(of_site)) {
-        backward_.contributions[p].push_back(
-            {NodeId(), 0, distance(of_site, outer, site, tags, share)});
+        const ValueId term = distance(of_site, outer, site, tags, share);
+        backward_.contributions[p].push_back({NodeId(), 0, spec_.sent ? sent(term, name) : term});
         share = 0;  // other regions hold the same parameter
       }
+    }
+  }
+  // Returns a term as it arrives at the last site, which adds up those of all.
+  ValueId sent(ValueId term, const std::string& name) {
+    const Node made_by = backward_.graph.node(backward_.graph.value(term).producer);
+    const Param& last = *named_.at(name_at_site(sites_ - 1, name));
+    const TensorType type = backward_.graph.value(term).type;
+    Builder put(backward_.graph);
+    put.scope = made_by.scope, put.tags = made_by.tags, put.pass = made_by.pass;
+    put.name_prefix = backward_.graph.value(term).name + ".sent/";
+    Builder take = builder_of(last, regions_of(last)[0], "arrived");
+    return take_as(take, put_as(put, term, *spec_.sent, 0), type, *spec_.sent, 0);
+  }
+  // Lets all sites read the gradients as they travel.
+  void send_gradients(Graph& step) const {
+    const auto all = readers(step);
+    for (const Param& param : std::vector(step.params)) {
+      if (!param.gradient.valid()) continue;
+      Builder build = update_of(step, param.scope, param.name + ".grad.sent/");
+      const ValueId sent = put_as(build, param.gradient, *spec_.sent, 0),
+                    taken = take_as(build, sent, build.type(param.gradient), *spec_.sent, 0);
+      for (const NodeId id : all[param.gradient.index()])
+        std::ranges::replace(step.node(id).inputs, param.gradient, taken);
     }
   }
   // Adds what the outer parameter p reads of a site.

@@ -120,7 +120,8 @@ Status find_facts(const PlanSet& set, bool has_sites, Model& model) {
   model.uses.assign(model.targets.size(), 0);
   for (size_t r = 0; r < set.roles.size(); ++r) {
     RoleFacts& facts = model.facts[r];
-    facts.has_target.assign(model.targets.size(), false);
+    // A gradient of an outer update may come in blocks, to roles that add nothing to it.
+    facts.has_target.assign(model.targets.size(), has_sites);
     for (size_t t = 0; t < facts.targets.size(); ++t) {
       const int32_t target = facts.targets[t];
       facts.has_target[target] = true;

@@ -52,6 +52,7 @@ class Reader {
     const bool same = op.attrs.text("to") == put->attrs.text("to") &&
                       op.attrs.integer("block") == put->attrs.integer("block") &&
                       op.attrs.integer("run") == put->attrs.integer("run") &&
+                      op.attrs.integer("axis") == put->attrs.integer("axis") &&
                       op.attrs.integers("piece") == put->attrs.integers("piece");
     return same && type(op.outputs[0]) == type(put->inputs[0]) ? sum : std::nullopt;
   }

@@ -203,6 +203,12 @@ class StepScalars::Values {
     if (inputs.size() == 1 && inputs[0] && inputs[0]->kind == kGradient) {
       if (op.op == "SumSquares") return of_.squares_of(op, *inputs[0]);
       const DType to = program_.values[op.outputs[0]].dtype;
+      // In blocks it travels to where it is read: rule sum compares how they round it.
+      if (op.op == "ToBlocks" || op.op == "FromBlocks") {
+        Number travels = *inputs[0];
+        travels.in_blocks = op.op == "ToBlocks";
+        return travels;
+      }
       if (op.op == "Reshape" || (op.op == "Cast" && holds_all(to, inputs[0]->exact)))
         return *inputs[0];
     }

@@ -46,6 +46,7 @@ struct Number {
   int32_t version = 0;        // kMoment: the number of updates so far
   int32_t site = -1;          // of whose gradients only a norm is, and what is made of it
   bool clips = false;         // kClip, kFactor: a norm is in it
+  bool in_blocks = false;     // kGradient: as it travels
 };
 
 class StepScalars : public BufferWalk<Number> {

@@ -9,7 +9,7 @@ using enum NumberKind;
 
 void StepScalars::put(Spot place, int32_t buffer, Number number) {
   // What is made of a gradient, as by a cast, has a value of its own and counts as a direction.
-  if (number.kind == kGradient) number.kind = kDirection;
+  if (number.kind == kGradient && !number.in_blocks) number.kind = kDirection;
   check_kept_direction(place, buffer, number);
   const bool is_number = number.kind != kNone;
   NumberKind& kind = kinds_[place.cell][buffer];

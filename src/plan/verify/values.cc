@@ -232,8 +232,11 @@ uint64_t places_symbol(const InBlocks& in, const Shape& piece, int64_t run) {
 }
 uint64_t places_symbol(const Attrs& attrs, const Shape& shape) {
   const std::vector<int64_t> piece = attrs.integers("piece");
-  return places_symbol({parse_scaled(attrs.text("to")), attrs.integer("block")},
-                       piece.empty() ? shape : piece, attrs.integer("run"));
+  const InBlocks in{parse_scaled(attrs.text("to")), attrs.integer("block")};
+  const int64_t run = attrs.integer("run");
+  if (attrs.integer("axis") > 0)  // however many runs a rank has
+    return joined(symbol_of(kScaledNames[static_cast<size_t>(in.type)]), {0, in.block, run});
+  return places_symbol(in, piece.empty() ? shape : piece, run);
 }
 
 namespace {

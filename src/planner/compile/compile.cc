@@ -181,8 +181,29 @@ Status check_packed(const Graph& graph, const Strategy& strategy) {
   return ok_status();
 }
 
+// Blocks of outer gradients begin anew in whole rows.
+Status check_rows_whole(const Graph& graph, const std::vector<AxisCut>& cuts,
+                        const Making& making) {
+  const auto is_cut = [](const AxisCut& cut) {
+    return std::ranges::any_of(cut.seeds, [](const ShardSeed& seed) { return seed.dim >= 0; });
+  };
+  const auto cut = std::ranges::find_if(cuts, is_cut);
+  if (cut == cuts.end() || std::ranges::count(graph.nodes, "ToBlocks", &Node::op) == 0)
+    return ok_status();
+  const auto& all = making.strategy.local_steps;
+  return fail(std::ranges::find_if(all, &LocalSteps::is_rounded)->dtype_at,
+              "not supported: outer gradients that travel rounded, of parameters that ranks along "
+              "'{}' have in blocks",
+              cut->name)
+      .with_note("help: without 'reduce' they travel as they are");
+}
+
 Result<std::vector<AxisCut>> cuts_of(const Graph& graph, const Cut& of_batch, Making& making) {
-  if (making.is_outer) return cuts_of_outer(graph, making);
+  if (making.is_outer) {
+    std::vector<AxisCut> cuts = cuts_of_outer(graph, making);
+    PIPER_TRY(check_rows_whole(graph, cuts, making));
+    return cuts;
+  }
   return apply_shard(graph, making.strategy, of_batch, making.variables, making.explain());
 }
 
@@ -352,7 +373,9 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   };
   PIPER_ASSIGN(Graph graph, making.steps.run("sharding", shard_all, print_graph));
   if (making.has_order()) {
-    PIPER_ASSIGN(const std::vector<std::string> tags, tags_of_tasks(spec, strategy));
+    TagsOfOps tags{.parts = part_names(strategy)};
+    tags.parts.emplace_back(kRegionOfParts);
+    PIPER_ASSIGN(tags.tasks, tags_of_tasks(spec, strategy));
     PIPER_ASSIGN(Recomputed recomputed,
                  apply_recompute(std::move(graph), strategy.recomputes, tags, making.variables,
                                  cut.microbatches, making.costs, explain));
@@ -761,8 +784,12 @@ class Compilation {
     PIPER_ASSIGN(cut_, choose_replicas(graph_, strategy_, variables_, std::move(cut_)));
     PIPER_ASSIGN(graph_,
                  round_gathered(std::move(graph_), strategy_, cut_, compiled_.explanations));
+    PIPER_ASSIGN(graph_,
+                 round_sent(std::move(graph_), strategy_, variables_, &compiled_.explanations));
     if (Explanations unsaid; evaluation_) {
       PIPER_ASSIGN(evaluation_, round_gathered(*std::move(evaluation_), strategy_, cut_, unsaid));
+      PIPER_ASSIGN(evaluation_,
+                   round_sent(*std::move(evaluation_), strategy_, variables_, nullptr));
     }
     return ok_status();
   }

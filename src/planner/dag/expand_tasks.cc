@@ -136,11 +136,27 @@ ItemId Expander::ensure(ValueId id, int32_t micro, int32_t cell) {
     finish_sum(sum->second);
     return move_to(find_item(result, -1, sums_[static_cast<size_t>(sum->second)].homes[0]), cell);
   }
+  const Node& maker = dag_.graph.node(value.producer);
+  if (maker.pass == Pass::kU && maker.inputs.size() == 1)
+    if (const auto sum = sum_of_value_.find(maker.inputs[0].value); sum != sum_of_value_.end())
+      return move_to(put_sum(sum->second, value.producer), cell);
   const int32_t chunk = chunk_of_[slot(value.producer, class_of(std::max(micro, 0)))];
   PIPER_CHECK(chunk >= 0, "value '{}' is made by no chunk", value.name);
   const ItemId made = find_item(id, micro, dag_.chunks[static_cast<size_t>(chunk)].cell);
   PIPER_CHECK(made.valid(), "value '{}' is read before it is made", value.name);
   return move_to(made, cell);
+}
+
+ItemId Expander::put_sum(int32_t s, NodeId maker) {
+  finish_sum(s);
+  const int32_t home = sums_[static_cast<size_t>(s)].homes[0];
+  const ValueId made = dag_.graph.node(maker).outputs[0];
+  if (const ItemId known = find_item(made, -1, home); known.valid()) return known;
+  Chunk chunk = end_chunk(dag_, home, "U put " + sum(s).name);
+  chunk.nodes = {maker};
+  chunk.reads = dag_.graph.node(maker).inputs;
+  chunk.writes = {made};
+  return add_update_task(chunk);
 }
 
 int32_t Expander::bringing_label(ValueId value, std::initializer_list<std::string_view> kinds) {

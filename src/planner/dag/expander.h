@@ -264,6 +264,8 @@ class Expander {
     return any ? &dag_.sliced[item.value.index()] : nullptr;
   }
 
+  // Returns what a sum travels as, made where it is finished.
+  ItemId put_sum(int32_t s, NodeId maker);
   // Returns the item that holds `value` for `micro` in `cell`, with the tasks that bring it there.
   ItemId ensure(ValueId id, int32_t micro, int32_t cell);
 

@@ -385,4 +385,13 @@ UpdateIndex::UpdateIndex(const Dag& dag)
   }
 }
 
+bool UpdateIndex::travels_for_sum(const Graph& graph, NodeId node) const {
+  const std::vector<ValueId>& inputs = graph.node(node).inputs;
+  if (inputs.size() != 1 || !inputs[0].valid()) return false;
+  const Value &sum = graph.value(inputs[0]), &made = graph.value(graph.node(node).outputs[0]);
+  return sum.producer.valid() && is_step_sum(graph.node(sum.producer)) &&
+         readers[inputs[0].index()].size() == 1 && made.type.bytes() < sum.type.bytes() &&
+         made.type.shape.size() > 0;
+}
+
 }  // namespace piper

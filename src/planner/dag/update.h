@@ -48,6 +48,9 @@ struct UpdateIndex {
   std::vector<ValueId> param_of;             // by value: of parameters, copies and their parts
   std::vector<ValueId> state_of;             // by value: the state that it replaces
   std::vector<std::vector<NodeId>> readers;  // by value
+  // Returns whether the node makes of a sum what travels in its place: it is its only reader, and
+  // makes fewer bytes.
+  bool travels_for_sum(const Graph& graph, NodeId node) const;
   // By value: the cells in which a chunk reads it, or, of parameters that none reads, in which
   // those sums are begun that they take their next value from.
   std::vector<std::set<int32_t>> held;

@@ -33,7 +33,8 @@ class UpdateNodes {
     size_t& known = who_[producer.index()];
     if (known == who || known == kSeveral) return;
     const Node& node = graph_.node(producer);
-    if (node.pass != Pass::kU || is_step_sum(node)) return;
+    if (node.pass != Pass::kU || is_step_sum(node) || index_.travels_for_sum(graph_, producer))
+      return;
     known = needed_[producer.index()] ? kSeveral : who;
     needed_[producer.index()] = true;
     for (ValueId input : node.inputs)

@@ -42,6 +42,15 @@ Status check_directives(const Strategy& strategy) {
                     "not supported: parameters that are sharded, with an outer optimizer that "
                     "looks at whole tensors ({})",
                     name);
+    for (const LocalSteps& local : strategy.local_steps)
+      if (one.shard_parameters && local.is_rounded())
+        return fail(local.dtype_at,
+                    "not supported: outer gradients that travel rounded, of parameters that "
+                    "'replicate' shards")
+            .with_note(fmt::format("sharded at {}", place_of(one.shard_at)))
+            .with_note(
+                "help: without 'reduce' they travel as they are; with 'shard: [optimizer, "
+                "gradients]' the parameters stay whole");
   }
   for (const ShardRule& one : strategy.shards) {
     if (is_taken(one.over))
@@ -237,6 +246,7 @@ class SiteMaker {
                : std::vector{first + local.delay};
     OuterSpec spec{local.outer, joined.trained, "", local.delay > 0 || local.mix > 0, local.mix};
     spec.optimizer.ema = strategy_.train.ema;  // of the model, which the outer parameters are
+    if (local.is_rounded()) spec.sent = SentAs{local.dtype, local.in};
     PIPER_ASSIGN(std::vector<Graph> parts,
                  outer_steps(local, spec, joined.statistics, steps.size()));
     spec.names.insert(joined.statistics.begin(), joined.statistics.end());
@@ -246,6 +256,7 @@ class SiteMaker {
       out_.back().lines.push_back(explain_delay(local, beside ? steps.size() : 0, taken));
       add(local, std::move(taken), local.offset, false);
     }
+    if (spec.sent) out_.back().lines.push_back(explain_sent(joined, *spec.sent));
     if (local.mix > 0)
       out_.back().lines.push_back(
           fmt::format("sites go on with {} of their own parameters and {} of the outer ones",
@@ -294,6 +305,20 @@ class SiteMaker {
             : fmt::format(" of {} parameters, {} after each multiple of {}", joined.trained.size(),
                           local.offset, local.every),
         human_bytes(bytes));
+  }
+
+  std::string explain_sent(const JoinedNames& joined, const SentAs& sent) const {
+    int64_t bytes = 0, as_sent = 0;
+    for (const Param& param : forward_.params) {
+      if (!joined.trained.contains(param.name)) continue;
+      const TensorType type = {DType::kF32, forward_.value(param.value).type.shape};
+      bytes += type.bytes(), as_sent += bytes_as(type, sent, 0);
+    }
+    return fmt::format(
+        "note: distances, and the gradients made of them, travel in {}, rounded: {} in place of {} "
+        "from each site, and as much to it; each number differs by at most {}, and a gradient "
+        "twice",
+        sent.name(), human_bytes(as_sent), human_bytes(bytes), sent.change_of());
   }
 
   // Finds the ops that read the parameters. Where places depend on the microbatch or the part,

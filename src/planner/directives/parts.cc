@@ -364,11 +364,19 @@ bool joins_layers(const Graph& graph, const Split& split) {
   return false;
 }
 
+// Returns whether inputs are cut over the axis along the dim of the split: what regions read is
+// then cut over it, too.
+bool cuts_inputs_alike(const Strategy& strategy, const Split& split, const std::string& axis) {
+  return std::ranges::any_of(strategy.shards, [&](const ShardRule& rule) {
+    return rule.input && rule.dim && rule.dim == split.dim && rule.over.front() == axis;
+  });
+}
+
 // Returns into how many blocks axes cut the dim of which a part has its share in each; 0: none do.
 int64_t blocks_within(const Strategy& strategy, const Split& split) {
   if (split.within.empty()) return 0;
   const auto is_named = [&](const std::string& axis) {
-    return std::ranges::count(split.within, axis) > 0;
+    return std::ranges::count(split.within, axis) > 0 || cuts_inputs_alike(strategy, split, axis);
   };
   int64_t blocks = 1;
   for (const MeshAxis& axis : strategy.mesh)

@@ -29,8 +29,9 @@ struct Nested {
 };
 // Says which entries hold others: their groups go on over all ops of a task.
 struct Nesting {
-  std::vector<size_t> tags;  // in Graph::tag_names: those that do not tell tasks apart
-  std::vector<bool> holds;   // by entry
+  std::vector<size_t> tags;   // in Graph::tag_names: those that do not tell tasks apart
+  std::vector<size_t> parts;  // likewise: those of parts
+  std::vector<bool> holds;    // by entry
 };
 
 // Holds what microbatches of one variant have in common.
@@ -219,7 +220,8 @@ class Recomputer {
           continue;
         const int32_t group = group_of(variant, node.inputs[0]);
         if (group != kNone && !directive_of(group).ops.empty() &&
-            groups_[static_cast<size_t>(group)].tags == graph_.tags_of(node))
+            groups_[static_cast<size_t>(group)].tags ==
+                region_of(groups_[static_cast<size_t>(group)].directive, node))
           variant.group[i] = group;
       }
   }
@@ -236,10 +238,17 @@ class Recomputer {
           "the forward pass has {}", join(std::vector<std::string>(ops.begin(), ops.end()), ", ")));
     return error;
   }
+  bool names_parts(const Recompute& one) const {
+    return std::ranges::any_of(nesting_.parts, [&](size_t tag) {
+      return std::ranges::count(one.where, graph_.tag_names[tag], &Condition::tag) > 0;
+    });
+  }
   std::vector<int32_t> region_of(size_t d, const Node& node) const {
     std::vector<int32_t> tags = graph_.tags_of(node);
+    const bool joins_parts = !names_parts(recomputes_[d]);
     for (const size_t tag : nesting_.tags)
-      if (nesting_.holds[d]) tags[tag] = kNoTag;
+      if (nesting_.holds[d] || (joins_parts && std::ranges::count(nesting_.parts, tag) > 0))
+        tags[tag] = kNoTag;
     return tags;
   }
   Result<std::optional<Group>> group_for(size_t d, const Node& node, int32_t micro) const {
@@ -589,13 +598,15 @@ Variants joined(Variants all, const Variants& more) {
 // Entries that others hold come first: what they run again are then ops of the backward pass, which
 // read what the others run again.
 Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
-                                   const std::vector<std::string>& tags_of_tasks,
-                                   const Variables& variables, int64_t microbatches,
-                                   const JobCosts& costs, Explanations& out) {
+                                   const TagsOfOps& tags, const Variables& variables,
+                                   int64_t microbatches, const JobCosts& costs, Explanations& out) {
   if (recomputes.empty()) return Recomputed{std::move(step), {}};
   Nesting nesting;
-  for (size_t t = 0; t < step.tag_names.size(); ++t)
-    if (!std::ranges::count(tags_of_tasks, step.tag_names[t])) nesting.tags.push_back(t);
+  for (size_t t = 0; t < step.tag_names.size(); ++t) {
+    const std::string& name = step.tag_names[t];
+    if (std::ranges::count(tags.tasks, name) == 0) nesting.tags.push_back(t);
+    if (std::ranges::count(tags.parts, name) > 0) nesting.parts.push_back(t);
+  }
   nesting.holds.assign(recomputes.size(), true);
   Recomputer all(std::move(step), recomputes, nesting, variables, microbatches, costs);
   PIPER_ASSIGN(const std::vector<Nested> nested, all.nested());

@@ -13,8 +13,6 @@ inline constexpr int32_t kAxisInTime = -1;
 bool differs_in_time(const Graph& graph, ValueId id);
 // Returns whether a node is attention whose queries are in chunks and see no later keys.
 bool reads_in_order(const Graph& graph, const Node& node);
-// The tag that holds the region of ops which run in parts.
-inline constexpr const char* kRegionOfParts = "part region";
 
 // Plays the ranks of the axis in time one after the other: an op on what differs by rank becomes
 // one for each part, and collectives become slices, concatenations and sums in the order of parts.

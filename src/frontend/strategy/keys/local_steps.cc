@@ -1,6 +1,7 @@
 // Reads the directive `local_steps`.
 #include "chosen_optimizer.h"
 #include "directives.h"
+#include "sent.h"
 
 namespace piper::fields {
 namespace {
@@ -39,6 +40,24 @@ Status check_local_steps(const Fields&, const Reading& reading, LocalSteps& out)
   return ok_status();
 }
 
+Status check_outer_reduce(const Fields& map, const Reading&, LocalSteps& out) {
+  return check_sent(map, out.in, out.lossy, out.dtype_at, "outer gradients");
+}
+
+constexpr Word kOuterTypes[] = {kGradientTypes[0], kInt8, kFloat8};
+constexpr Field kOuterReduce[] = {
+    {"dtype", one_of(kOuterTypes), kRequired,
+     "Type in which sites send their distances, and the gradient that is made of them; f32: as "
+     "they "
+     "are.",
+     kSentIn<&LocalSteps::dtype, &LocalSteps::in, &LocalSteps::dtype_at>},
+    {"lossy", kBool, kOptional, "Allow rounding to it. Default false.", member<&LocalSteps::lossy>},
+    {"block", kInteger, kOptional,
+     "With int8 and float8: so many elements have one scale. Default 256.",
+     kBlocksOf<&LocalSteps::in>},
+};
+constexpr Object kLocalStepsParts[] = {{"outer_reduce", kOuterReduce, checked<check_outer_reduce>}};
+
 constexpr Field kLocalStepsKeys[] = {
     {"over", kAxis, kRequired, "The mesh axis whose coordinates are the sites.",
      located<&LocalSteps::over, &LocalSteps::over_at>},
@@ -59,6 +78,8 @@ constexpr Field kLocalStepsKeys[] = {
      "The optimizer of the outer parameters; the gradient is their distance from the mean of the "
      "sites.",
      custom<read_outer, print_outer>},
+    {"reduce", one("outer_reduce"), kOptional, "In which type sites send what an update joins.",
+     inside},
 };
 
 }  // namespace
@@ -66,7 +87,8 @@ constexpr Field kLocalStepsKeys[] = {
 Directive local_steps_directive() {
   return directive<&Strategy::local_steps>(
       {"local_steps", kLocalStepsKeys, checked<check_local_steps>},
-      "Sites train by themselves; an outer optimizer joins them every few steps (DiLoCo).");
+      "Sites train by themselves; an outer optimizer joins them every few steps (DiLoCo).",
+      kLocalStepsParts);
 }
 
 }  // namespace piper::fields

@@ -3,6 +3,7 @@
 
 #include "directives.h"
 #include "foreign_words.h"
+#include "sent.h"
 
 namespace piper::fields {
 namespace {
@@ -58,54 +59,6 @@ std::string print_shard(const Field&, const Replicate& from) {
   return names.empty() ? "" : fmt::format("[{}]", join(names, ", "));
 }
 
-// Types in which parameters and gradients travel: of 16 bits and more, and after these of 8 bits,
-// in blocks with a scale.
-constexpr int64_t kOfBlocks = 1000;
-constexpr Word kInt8 = word("int8", kOfBlocks + static_cast<int64_t>(Scaled::kInt8)),
-               kFloat8 = word("float8", kOfBlocks + static_cast<int64_t>(Scaled::kFloat8));
-constexpr Word kGathered[] = {word("bf16", DType::kBF16), word("f16", DType::kF16), kInt8, kFloat8};
-constexpr Word kReduced[] = {kGradientTypes[0], kGradientTypes[1], kGradientTypes[2], kInt8,
-                             kFloat8};
-
-template <auto Type, auto In, auto At>
-Status read_sent(const Field& field, const yaml::Entry& entry, const Reading& reading,
-                 Replicate& out) {
-  out.*At = entry.value.at;
-  int64_t type = 0;
-  PIPER_TRY(read_value(field, entry.value, reading, type));
-  if (type > kOfBlocks)
-    (out.*In).type = static_cast<Scaled>(type - kOfBlocks);
-  else
-    out.*Type = static_cast<DType>(type);
-  return ok_status();
-}
-// A type that `precision` gives to all is said there.
-template <auto Type, auto In, auto At>
-std::string print_sent(const Field& field, const Replicate& from) {
-  if ((from.*In).any())
-    return print_value(field, kOfBlocks + static_cast<int64_t>((from.*In).type));
-  return (from.*At).file.empty() || !(from.*Type) ? "" : print_value(field, from.*Type);
-}
-template <auto Type, auto In, auto At>
-constexpr Member kSentIn = custom<read_sent<Type, In, At>, print_sent<Type, In, At>>;
-
-template <auto In>
-Status read_block(const Field& field, const yaml::Entry& entry, const Reading& reading,
-                  Replicate& out) {
-  int64_t& block = (out.*In).block;
-  PIPER_TRY(read_value(field, entry.value, reading, block));
-  if (is_block(block)) return ok_status();
-  return fail(entry.value.at, "a block is a power of two of elements from {} to {}, not {}",
-              kLeastBlock, kMostBlock, block);
-}
-template <auto In>
-std::string print_block(const Field& field, const Replicate& from) {
-  const bool is_usual = (from.*In).block == (Replicate().*In).block;
-  return is_usual ? "" : print_value(field, (from.*In).block);
-}
-template <auto In>
-constexpr Member kBlocksOf = custom<read_block<In>, print_block<In>>;
-
 // How parameters are gathered is said of those that are sharded.
 template <auto Value>
 std::string print_gather(const Field& field, const Replicate& replicate) {
@@ -115,21 +68,6 @@ template <auto Value>
 constexpr Member kGathers = {read_member<Value>, print_by<print_gather<Value>>};
 
 // ---- Checks -------------------------------------------------------------------------------------
-
-// Checks what may travel rounded.
-Status check_sent(const Fields& map, const InBlocks& in, bool lossy, const SourceSpan& dtype_at,
-                  const char* what) {
-  if (map["lossy"] && !map["dtype"])
-    return fail(map.key_at("lossy"), "'lossy' without 'dtype' allows nothing");
-  if (in.any() && !lossy)
-    return fail(dtype_at, "{} that travel in {} are rounded", what,
-                kScaledNames[static_cast<size_t>(in.type)])
-        .with_note("help: 'lossy: true' beside 'dtype' allows that");
-  if (map["block"] && !in.any())
-    return fail(map.key_at("block"), "'block' needs a 'dtype' of 8 bits")
-        .with_note("help: 'dtype: int8' or 'dtype: float8'");
-  return ok_status();
-}
 
 Status check_gather(const Fields& map, const Reading&, Replicate& out) {
   if (!out.shard_optimizer) return fail(map.at(), "'gather' without 'shard' gathers nothing");
@@ -215,7 +153,7 @@ constexpr Field kGather[] = {
      kGathers<&Replicate::gather>},
     {"stream", kName, kOptional, "Stream of the gathers. Default gather.",
      located<&Replicate::gather_stream, &Replicate::gather_stream_at>},
-    {"dtype", one_of(kGathered), kOptional,
+    {"dtype", one_of(kNarrowTypes), kOptional,
      "Type in which parameters are sent. Default: the one in which they are read.", kGatherType},
     {"lossy", kBool, kOptional, "Allow rounding of parameters that are read in f32. Default false.",
      member<&Replicate::lossy>},
@@ -226,7 +164,7 @@ constexpr Field kGather[] = {
 constexpr Field kReduce[] = {
     {"when", one_of(kReduceWhen), kOptional, "How often. Default per_step.",
      member<&Replicate::reduce>},
-    {"dtype", one_of(kReduced), kOptional,
+    {"dtype", one_of(kSentTypes), kOptional,
      "Type in which gradients are sent. Default: the one in which they are added up.", kReduceType},
     {"lossy", kBool, kOptional, "Allow rounding to 8 bits. Default false.",
      member<&Replicate::reduce_lossy>},
