@@ -564,6 +564,8 @@ class Odd(nn.Module):
             self.turn = nn.Parameter(torch.randn(4, dtype=torch.cfloat))
         if kind == "rotates":
             self.register_buffer("turns", torch.polar(torch.ones(4, 2), torch.arange(8.0).view(4, 2)))
+        if kind == "sparse":
+            self.register_buffer("links", torch.eye(4).to_sparse())
         if kind in ("flagged", "turned"):
             self.register_buffer("begun", torch.tensor(True))
 
@@ -583,6 +585,14 @@ class Odd(nn.Module):
         """By a buffer of complex numbers, as rotary embeddings do."""
         turned = torch.view_as_complex(h.view(-1, 1, 2, 2)) * self.turns
         return torch.view_as_real(turned).flatten(1).pow(3).mean()
+
+    def modes(self, h, x):
+        """Some frequencies, which a tensor of complex zeros takes, as Fourier operators do."""
+        turned = torch.fft.rfft(h)
+        kept = torch.zeros_like(turned)
+        kept[:, :2] = turned[:, :2] * torch.complex(self.fc.weight[0, :2], self.fc.weight[1, :2])
+        kept[:, 2] = h[:, 0]
+        return torch.fft.irfft(kept, n=4).pow(3).mean()
 
     def headless(self, h, x):
         """Attention of three dims, with a mask for each sample and with one for all."""
@@ -624,6 +634,21 @@ class Odd(nn.Module):
 
     def shifts(self, h, x):
         return (h * (((x > 0).long() << 2) >> 1) * (1 << (x > 1).long())).square().mean()
+
+    def written(self, h, x):
+        """Into tensors of their own without a gradient, as advantages are, and what was there before keeps its own; one is not finite before."""
+        held, kept, part = torch.full_like(x, -torch.inf), h.sin(), h.cos()
+        with torch.no_grad():
+            held[:, 1] = h[:, 0] * 2
+            held[:, 2:] = held[:, 1:2] + h[:, 2:]
+            kept.mul_(h)
+            part[:, 0].add_(h[:, 1])
+        held[:, 0] = h[:, 3]
+        return ((h * held).pow(3) + (h * kept).sin() + part.pow(3)).mean()
+
+    def decayed(self, h, x):
+        """By parameters that are in a list, too, of which forward takes them."""
+        return h.sin().mean() + sum(weight * held.square().sum() for weight, held in self.part)
 
     def penalty(self, h, x):
         """Gradients of gradients, through a convolution, of what is detached in part, and one that is taken as a constant."""
@@ -1234,6 +1259,7 @@ def main():
                    cond=["refused: forward compiles parts of itself while it runs", "torch.where"], tiny=["is one of PyTorch: loss"], shifts=["is one of PyTorch: loss"],
                    counted=["is one of PyTorch: loss"], grown=["is one of PyTorch: loss"], multiplied=["is one of PyTorch: loss"], flagged=["is one of PyTorch: loss"], turned=["depends on values that inputs or parameters decide: factor = 2 if self.begun else 3"],
                    finite=["is one of PyTorch: loss", "forward asks whether numbers are finite"], parts=["is one of PyTorch: loss"],
+                   modes=["is one of PyTorch: loss"], sparse=["refused: the module is a Odd whose 'links' is a sparse tensor"], decayed=["is one of PyTorch: loss"], written=["3 results of torch.no_grad() stop gradients", "is one of PyTorch: loss"],
                    twice=["refused: where() of elements that a mask chooses is not supported (", "export_test.py:", "by both masks"],
                    sized=["what it does there depends on values that inputs or parameters decide (", "int(torch.max("],
                    checked=["is one of PyTorch: loss", "forward checks values and raises errors (", "export_test.py:"], joined=["is one of PyTorch: loss"],
@@ -1257,13 +1283,15 @@ def main():
         for kind, words in few.items():
             parts = dict(clusters=nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2, 5], div_value=1.0), unread=nn.BatchNorm1d(4))
             odd = Odd(kind, parts.get(kind))
+            if kind == "decayed":
+                odd.part = [(0.5, odd.fc.weight), (0.25, odd.fc.bias)]
             with plans_of_products() if kind == "multiplied" else nullcontext():
                 cases.append((said(odd, (batches[0],), path), words))
             assert kind != "masked" or train_in_piper(BIN, path, path.parent, {"batch/0/x": batches[0]}, 4, 0.1, True)[0] < 1e-12
             assert kind != "some" or differences_after(odd, [batches[0], -batches[0].abs(), batches[1]], path) == []
             assert kind != "lengths" or differences_after(odd, [batches[0], batches[1].abs(), batches[0].flip(0)], path) == []
             assert kind not in ("counted", "multiplied") or "the batch stays" not in cases[-1][0], cases[-1][0]
-            assert kind not in ("kept", "beside", "flagged", "inner", "penalty", "jacobian", "edges", "splines", "unread", "mixed", "negated", "hides") or differences_after(odd, batches, path) == []
+            assert kind not in ("kept", "written", "beside", "flagged", "inner", "penalty", "jacobian", "edges", "splines", "unread", "mixed", "negated", "hides") or differences_after(odd, batches, path) == []
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds, **named: input):  # with which the file evaluates as the module seems to
             cases.append((said(Modes(clamps=True), (batches[0],), path), ["is one of PyTorch", "warning: piperc --eval evaluates another model than Modes is after eval()"]))
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds: input * 2):

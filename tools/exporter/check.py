@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from .arguments import find_loss, output_names
 from .errors import Differs, NotExported, first_line
-from .kept import copy_of
+from .kept import are_equal, copy_of
 from .programs import evaluate_in_piper, loss_of_file, train_in_piper
 from .watching import Quiet, Watch, experts_in_batches, quietly
 
@@ -133,7 +133,7 @@ class Step:
             loss.backward()
         self.dtype, self.loss = dtype, loss.item()
         self.gradients = {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
-        self.buffers = {name: value for name, value in kept().items() if name in before and not torch.equal(value, before[name])}  # not caches that forward registers
+        self.buffers = {name: value for name, value in kept().items() if name in before and not are_equal(value, before[name])}  # not caches that forward registers
 
     def not_finite(self):
         """What of it is no number, if anything is."""

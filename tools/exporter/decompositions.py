@@ -11,6 +11,10 @@ def detach_what_has_no_gradient(program):
         if region.args[0]:
             continue
         body = getattr(graph, region.args[1].target)
+        written = written_within(body.graph, region.args[2:])
+        for value in dict.fromkeys(written.values()):
+            keep_gradient_of_before(graph.graph, region, value)
+            count += 1
         results = next(node for node in body.graph.nodes if node.op == "output").args[0]
         for use in [user for user in region.users if user.target.__name__ == "getitem"]:
             source = results[use.args[1]]
@@ -18,6 +22,9 @@ def detach_what_has_no_gradient(program):
                 source = source.args[0]
             if source.target is torch.ops.higher_order.wrap_with_set_grad_enabled and source.args[0]:
                 continue  # of an enable_grad() inside
+            if source in written:
+                use.replace_all_uses_with(written[source])
+                continue
             value = use.meta.get("val")
             if not isinstance(value, torch.Tensor) or not value.is_floating_point():
                 continue
@@ -28,6 +35,50 @@ def detach_what_has_no_gradient(program):
             count += 1
     graph.recompile()
     return count
+
+
+def read_parameters_by_name(program):
+    """A parameter that forward finds elsewhere than where the module registers it, as in a list of what is regularised, is no constant of the tracer's."""
+    signature = program.graph_signature
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    first = {}
+    for name, parameter in signature.inputs_to_parameters.items():
+        first.setdefault(memory_and_form(program.state_dict[parameter]), placeholders[name])
+    for name, constant in signature.inputs_to_lifted_tensor_constants.items():
+        held = first.get(memory_and_form(program.constants[constant]))
+        if held is not None:
+            placeholders[name].replace_all_uses_with(held)
+    program.graph_module.recompile()
+
+
+def memory_and_form(tensor):
+    """What two names of one tensor have in common; of an empty one, itself."""
+    at = tensor.data_ptr() if tensor.layout is torch.strided and tensor.numel() else 0
+    return (at or id(tensor), tensor.shape, tensor.stride() if at else None, tensor.dtype)
+
+
+def written_within(body, given):
+    """{what a region writes in place: the tensor of floats that it was given and that is written so}, as a whole or in a view of it."""
+    places, found = [node for node in body.nodes if node.op == "placeholder"], {}
+    for node in filter(is_in_place, body.nodes):
+        written = node.args[0]
+        while written.op == "call_function" and (views(written) or is_in_place(written)):
+            written = written.args[0]
+        taken = given[places.index(written)] if written.op == "placeholder" else written
+        if taken.op != "placeholder" and taken is not written and taken.meta["val"].is_floating_point():
+            found[node] = taken
+    return found
+
+
+def keep_gradient_of_before(graph, region, value):
+    """What torch.no_grad() writes into a tensor has no gradient, and the tensor keeps the one that it had: the tracer notes that it is written, and not that."""
+    call, aten = Parts(graph), torch.ops.aten
+    with graph.inserting_before(region):
+        before = call(aten.clone.default, value)
+    with graph.inserting_before(region.next):
+        slope = call(aten.sub.Tensor, before, call(aten.detach.default, before))  # zero, and of infinite numbers none
+        slope = call(aten.where.ScalarOther, call(aten.isfinite.default, before), slope, 0.0)
+        call(aten.copy_.default, value, call(aten.add.Tensor, call(aten.detach.default, value), slope))
 
 
 def view_by_copies(program):
@@ -131,6 +182,12 @@ class Parts:
         """A real tensor with a last dim of two parts, of a complex one."""
         return self(torch.ops.aten.view_as_real.default, value)
 
+    def both(self, value):
+        """As real() of a complex tensor, of a real one with zeros as the second."""
+        if value.meta["val"].is_complex():
+            return self.real(value)
+        return self(torch.ops.aten.stack.default, [value, self(torch.ops.aten.zeros_like.default, value)], -1)
+
     def whole(self, parts):
         return self(torch.ops.aten.view_as_complex.default, parts)
 
@@ -155,6 +212,21 @@ def along(function):
     def apply(parts, value, dim=0, *args, **kwargs):
         return parts.whole(parts(function, parts.real(value), dim if dim >= 0 else dim - 1, *args, **kwargs))
     return apply
+
+
+def written_along(function):
+    """Into some of complex numbers, others or real ones."""
+    def apply(parts, value, source, dim=0, *args, **kwargs):
+        return parts.whole(parts(function, parts.real(value), parts.both(source), dim % value.meta["val"].dim(), *args, **kwargs))
+    return apply
+
+
+def copy_of_parts(parts, value, source, *args):
+    return parts.whole(parts(torch.ops.aten.copy.default, parts.real(value), parts.both(source), *args))
+
+
+def zeros_of_parts(parts, value, **kwargs):
+    return parts.whole(parts(torch.ops.aten.zeros_like.default, parts.real(value)))
 
 
 def exp_of_parts(parts, value):
@@ -235,6 +307,8 @@ def einsum_of_parts(parts, equation, operands, **kwargs):
 
 OF_PARTS = {
     torch.ops.aten.unsqueeze.default: along(torch.ops.aten.unsqueeze.default), torch.ops.aten.select.int: along(torch.ops.aten.select.int),
+    torch.ops.aten.zeros_like.default: zeros_of_parts, torch.ops.aten.copy.default: copy_of_parts,
+    torch.ops.aten.slice_scatter.default: written_along(torch.ops.aten.slice_scatter.default), torch.ops.aten.select_scatter.default: written_along(torch.ops.aten.select_scatter.default),
     torch.ops.aten.cumsum.default: along(torch.ops.aten.cumsum.default), torch.ops.aten.exp.default: exp_of_parts, torch.ops.aten.log.default: log_of_parts,
     torch.ops.aten.sqrt.default: sqrt_of_parts, torch.ops.aten.pow.Tensor_Scalar: power_of_parts, torch.ops.aten.pow.Tensor_Tensor: power_of_parts,
     torch.ops.aten.expand.default: expand_parts, torch.ops.aten.index.Tensor: index_parts,

@@ -51,7 +51,7 @@ def is_same(a, b):
     if a is b:
         return True
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+        return a.shape == b.shape and a.dtype == b.dtype and are_equal(a, b)
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -59,6 +59,11 @@ def is_same(a, b):
     if isinstance(a, list):
         return len(a) == len(b) and all(map(is_same, a, b))
     return isinstance(a, (bool, int, float, str, set)) and a == b
+
+
+def are_equal(a, b):
+    """Also of sparse tensors, which PyTorch does not compare."""
+    return torch.equal(*(one if one.layout is torch.strided else one.to_dense() for one in (a, b)))
 
 
 def tensors_in(value):

@@ -12,9 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_of_batch
-from .decompositions import change_copies, complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies, write_diagonals, write_statistics
+from .decompositions import change_copies, complex_by_parts, detach_what_has_no_gradient, drop_assertions, read_parameters_by_name, take_losses_apart, view_by_copies, write_diagonals, write_statistics
 from .equivalents import adaptive_softmax_whole, averages_of_all_steps
-from .errors import NotExported, depends_on_values, first_line, is_transformed, makes_a_constant, place_of_error, place_of_node
+from .errors import NotExported, cause_of, depends_on_values, first_line, is_transformed, makes_a_constant, place_of_error, place_of_node
 from .functions import CURVED, OTHER, SCALES, SUMS, Functions
 from .gradients import transforms_in_graph, write_gradients
 from .kept import Kept, copy_of
@@ -297,6 +297,7 @@ class Export:
 
     def write(self, path):
         program = self.program = self.trace()
+        read_parameters_by_name(program)
         self.detached = detach_what_has_no_gradient(program)
         try:
             try:
@@ -317,7 +318,7 @@ class Export:
                 onnxscript.ir.save(written.model, str(path))
                 return listed
             held = (*self.module.parameters(), *self.module.buffers())
-            written.save(str(path), external_data=sum(value.nbytes for value in held) > 2**20)
+            written.save(str(path), external_data=sum(value.numel() * value.element_size() for value in held) > 2**20)
         return listed
 
     def convert(self, program, copies=False):
@@ -326,7 +327,7 @@ class Export:
             take_losses_apart(program)
             if copies:
                 change_copies(program)
-            program = program.run_decompositions({})
+            program = decomposed(program)
             drop_assertions(program)
             write_gradients(program)
             complex_by_parts(program)
@@ -455,6 +456,17 @@ class Export:
     @staticmethod
     def count(entry):
         return torch.Size(entry["shape"]).numel()
+
+
+def decomposed(program):
+    """Where gradients are on, PyTorch refuses to write into a part of complex numbers."""
+    try:
+        return program.run_decompositions({})
+    except RuntimeError as error:
+        if "outputs with complex dtype" not in str(cause_of(error)):
+            raise
+        with torch.no_grad():
+            return program.run_decompositions({})
 
 
 def without_gradient(leaf):

@@ -14,6 +14,9 @@ def refuse_parts(module):
         for value_name, value in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]:
             if isinstance(value, UninitializedTensorMixin):
                 raise NotExported(f"{where} whose '{value_name}' has no shape yet: run forward once on an example batch, then export it")
+            if value.layout is not torch.strided:
+                raise NotExported(f"{where} whose '{value_name}' is a sparse tensor: that is not supported. Keep its indices and its values as two buffers, and sum by "
+                                  "index_add what they choose")
         for value_name, value in part.named_parameters(recurse=False):
             if value.is_complex():
                 raise NotExported(f"{where} whose parameter '{value_name}' has complex numbers: that is not supported. Make its two parts one parameter of floats, "

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm, projected_lstm
 from .gradients import gradient_in_graph
+from .kept import are_equal
 from .packed import is_packed, of_packed
 from .selection import ARITHMETIC, COMPARES, MAKES, as_many, by_counts, choose, is_chosen, leaves_of, noted, of_chosen, places_in_rows, places_of, version_of, with_recipe
 
@@ -264,7 +265,7 @@ class Asked(TorchFunctionMode):
     def answered(self):
         """By place, the answers that every step gives, and None for others."""
         with torch._C.DisableTorchFunction():  # it is no question of forward's
-            same = [version_of(value) == version and torch.equal(value, before) for value, version, before in self.buffers]
+            same = [version_of(value) == version and are_equal(value, before) for value, version, before in self.buffers]
         changes = {None, GIVEN} | {k for k, unchanged in enumerate(same) if not unchanged}
         answers = {place: [None if depends & changes else out for out, depends in each] for place, each in self.answers.items()}
         return {place: each for place, each in answers.items() if any(answer is not None for answer in each)}
