@@ -283,6 +283,7 @@ const std::map<std::string, std::string> kComparesNames = {
     {"verify/layouts_turns.cc", "casts of parts"},
     {"verify/meaning.cc", "which program casts and adds what messages bring"},
     {"verify/scalars.cc", "what the scalars of an update are made of"},
+    {"verify/switch.cc", "which numbers of a step are alike in all stages of a job"},
     {"verify/terms.cc", "terms of ops that move elements"},
     {"verify/travel.cc", "follows terms of sums through casts and blocks"},
     {"verify/values.cc", "values of ops that move elements, of products and of attention"},

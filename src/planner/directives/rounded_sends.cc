@@ -43,8 +43,12 @@ class SentValues {
     if (entry.dtype == DType::kF32) return Explanation{entry.at, "send", {"nothing: f32"}};
     counts_ = {};
     const int tag = graph_.tag_index(entry.across);
+    if (tag < 0)
+      return fail(entry.across_at, "send: no tag is called '{}'{}", quote_control(entry.across),
+                  did_you_mean(entry.across, graph_.tag_names))
+          .with_note("help: name a tag of 'annotate' whose values are the stages: 'across: stage'");
     const SentAs how{entry.dtype, entry.in};
-    for (size_t v = 0; tag >= 0 && v < is_trained_.size(); ++v) {
+    for (size_t v = 0; v < is_trained_.size(); ++v) {
       if (!can_round(graph_.values[v])) continue;
       const std::vector<NodeId> across = readers_across(v, tag);
       if (across.empty()) continue;

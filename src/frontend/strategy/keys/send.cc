@@ -24,12 +24,7 @@ std::string print_handed_on(const Field&, const SendRule& from) {
 Status read_across(const Field& field, const yaml::Entry& entry, const Reading& reading,
                    SendRule& out) {
   out.across_at = entry.value.at;
-  PIPER_TRY(read_value(field, entry.value, reading, out.across));
-  const std::vector<std::string>& tags = reading.names.tags;
-  if (std::ranges::count(tags, out.across) > 0) return ok_status();
-  return fail(out.across_at, "send: no tag is called '{}'{}", out.across,
-              did_you_mean(out.across, tags))
-      .with_note("help: name a tag of 'annotate' whose values are the stages: 'across: stage'");
+  return read_value(field, entry.value, reading, out.across);
 }
 
 Status check_send(const Fields& map, const Reading& reading, SendRule& out) {
