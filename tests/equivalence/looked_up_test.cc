@@ -42,11 +42,11 @@ class Places : public BatchSource {
   int64_t shift_;
 };
 
-Result<Compiled> compile_looks(const std::string& producer, const std::string& mesh,
+Result<Compiled> compile_model(const std::string& bytes, const std::string& mesh,
                                const std::string& directives) {
   const Folder folder;
   CompileOptions options;
-  options.model = folder.write("model.onnx", Looks(producer).bytes());
+  options.model = folder.write("model.onnx", bytes);
   options.strategy =
       folder.write("strategy.yaml",
                    fmt::format("piper: 1\nmesh: {}\ntrain: {{global_batch: 4, optimizer: {{sgd: "
@@ -54,6 +54,10 @@ Result<Compiled> compile_looks(const std::string& producer, const std::string& m
                                "  - precision: {{compute: f64}}\n{}",
                                mesh, directives));
   return compile(options);
+}
+Result<Compiled> compile_looks(const std::string& producer, const std::string& mesh,
+                               const std::string& directives) {
+  return compile_model(Looks(producer).bytes(), mesh, directives);
 }
 
 Result<JobResult> train_beside(const Compiled& compiled, const Places& data, const Places& of_one) {
@@ -92,6 +96,68 @@ TEST(LookedUp, TokensMayNot) {
   const auto needs = data_needs(compiled->set);
   ASSERT_TRUE(needs);
   EXPECT_EQ((*needs)[0].low, 0);
+}
+
+// Three columns of places: two of a table of four rows, one of a table of nine.
+constexpr int64_t kTables[] = {4, 4, 9};
+class LooksIntoTables : public ModelMaker {
+ public:
+  LooksIntoTables() : ModelMaker(3) {
+    input("places", {3}, onnx::TensorProto::INT64);
+    std::string tables[2];
+    for (size_t t = 0; t < 2; ++t) {
+      scope_ = fmt::format("table{}", t);
+      tables[t] = parameter({kTables[2 * t], 3}, 0, 0.5f);
+    }
+    std::string all;
+    const std::string turned = made("Transpose", {"places"});
+    for (int64_t column = 0; column < 3; ++column) {
+      const std::string places =
+          made("Reshape",
+               {made("Slice", {turned, integers({column}), integers({column + 1}), integers({0})}),
+                integers({-1})});
+      const std::string rows = made("Gather", {tables[column / 2], places});
+      all = all.empty() ? rows : made("Add", {made("Tanh", {all}), rows});
+    }
+    squares(all);
+    finish_with_loss();
+  }
+};
+class PlacesInTables : public BatchSource {
+ public:
+  Status read(int64_t step, int, int64_t first, int64_t count, std::byte* to) const override {
+    auto* out = reinterpret_cast<int64_t*>(to);
+    for (int64_t i = 3 * first; i < 3 * (first + count); ++i)
+      *out++ = (i * i + 5 * i + step) % kTables[i % 3];
+    return ok_status();
+  }
+  int64_t steps() const override { return INT64_MAX; }
+  int64_t tokens_per_step() const override { return 1; }
+};
+
+// Each column may have the places of its own table, under each strategy.
+TEST(LookedUp, ColumnsHavePlacesOfTheirTables) {
+  for (const auto& [mesh, directives] :
+       {std::pair("{}", ""),
+        {"{dp: 2}",
+         "  - replicate: {over: dp, shard: [optimizer]}\n"
+         "  - split: {dim: batch, into: 2, as: mb}\n"},
+        {"{tp: 3}", "  - shard: {match: \"**\", dim: 1, over: tp}\n"}}) {
+    SCOPED_TRACE(directives);
+    const auto compiled = compile_model(LooksIntoTables().bytes(), mesh, directives);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const auto needs = data_needs(compiled->set);
+    ASSERT_TRUE(needs);
+    EXPECT_EQ((*needs)[0].high, 3);
+    EXPECT_EQ((*needs)[0].ranges, (std::vector<int64_t>{2, 0, 3, INT64_MIN, 1, 0, 8, INT64_MIN}));
+    JobOptions options;
+    options.steps = 3;
+    options.threads = 1;
+    options.verify = {VerifyAgainst::kUncut, 1e-12, 1e-12};
+    const PlacesInTables data;
+    const auto job = run_job(compiled->set, &data, &*compiled->uncut, &data, options);
+    EXPECT_TRUE(job) << print_error(job.error());
+  }
 }
 
 }  // namespace

@@ -31,6 +31,29 @@ TEST(CheckRole, TheSamplesOfAStepAreANumber) {
   EXPECT_EQ(status.error().code, ExitCode::kPlan);
 }
 
+// Ranges of an input are for each element of a sample once.
+TEST(CheckRole, RangesAreThoseOfASample) {
+  const auto good = parse_plan(kStage0);
+  ASSERT_TRUE(good);
+  const DataInput& input = good->inputs[0];
+  const int64_t elements =
+      num_elements(input.type.shape) / input.type.shape[static_cast<size_t>(input.batch_dim)];
+  const std::string problem =
+      fmt::format("the ranges of data input '{}' are not those of a sample's elements", input.name);
+  for (const auto& [ranges, is_good] : {std::pair(std::vector<int64_t>{elements, 0, 3, 0}, true),
+                                        {{elements, 0, 3}, false},
+                                        {{elements + 1, 0, 3, 0}, false},
+                                        {{-1, 0, 3, 0, elements + 1, 0, 3, 0}, false},
+                                        {{0, 0, 3, 0, elements, 0, 3, 0}, false},
+                                        {{INT64_MAX, 0, 3, 0, elements, 0, 3, 0}, false}}) {
+    RoleProgram role = *good;
+    role.inputs[0].ranges = ranges;
+    const Status status = check_role(role);
+    ASSERT_EQ(bool(status), is_good);
+    if (!is_good) EXPECT_EQ(status.error().message, problem);
+  }
+}
+
 // Every edit of a good plan by one line is refused for the reason given.
 TEST(CheckRole, RefusesEachFault) {
   struct Case {

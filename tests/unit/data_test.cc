@@ -342,6 +342,31 @@ TEST_F(DataTest, BatchesOfASafetensorsFile) {
   EXPECT_EQ(
       message(source->read(1, 1, 0, 2, reinterpret_cast<std::byte*>(values.data()))),
       "b.safetensors: value 9 of input 'y' (sample 1 of batch/1/y) is outside [0, 3] or -100");
+  // Columns of their own ranges: of samples along the first dim, and along the last.
+  for (const auto& [dim, ranges, problem] :
+       {std::tuple(0, std::vector<int64_t>{1, 0, 5, 7, 1, 0, 8, INT64_MIN}, ""),
+        {0,
+         {1, 0, 8, 5, 1, 0, 7, INT64_MIN},
+         "value 8 of input 'z' (sample 1 of batch/0/z) is "
+         "outside [0, 7]"},
+        {0,
+         {1, 0, 5, 6, 1, 0, -1, INT64_MIN},
+         "value 7 of input 'z' (sample 1 of batch/0/z) is "
+         "outside [0, 5] or 6"},
+        {1, {1, 0, 6, INT64_MIN, 1, 0, 8, INT64_MIN}, ""},
+        {1,
+         {1, 0, 5, INT64_MIN, 1, 0, 8, INT64_MIN},
+         "value 6 of input 'z' (sample 1 of "
+         "batch/0/z) is outside [0, 5]"}}) {
+    const std::string columns = path("c.safetensors");
+    ASSERT_TRUE(write_safetensors(
+        columns, std::vector{tensor<int32_t>("batch/0/z", DType::kI32, {2, 2}, {5, 6, 7, 8})}));
+    const InputNeed z{"z", {DType::kI64, {2, 2}}, dim, 0, 4, INT64_MIN, ranges};
+    std::vector<int64_t> read(4);
+    const std::string said = message(
+        open({columns}, {z}, 2, true)->read(0, 0, 0, 2, reinterpret_cast<std::byte*>(read.data())));
+    EXPECT_EQ(said, *problem ? std::string("c.safetensors: ") + problem : "accepted");
+  }
   const auto open_message = [&](std::vector<InputNeed> needs, int64_t size) {
     return message(open_data({{file}, 0, false}, needs, size));
   };

@@ -145,6 +145,10 @@ struct DataInput {
   // Integers must be in [low, high] when low <= high: vocabulary, labels.
   int64_t low = 0, high = 0;
   int64_t ignore = INT64_MIN;  // one further legal value (ignore_index)
+  // Where elements of a sample index different tables, four numbers for each run of them, in order:
+  // how many they are, and their low, high and ignore. Those above are then what all have in
+  // common. Empty: those above are for all.
+  std::vector<int64_t> ranges = {};
   // Of inputs that share one of the data: its name, empty where it is `name`; and of how many equal
   // runs of its samples this one reads which.
   std::string data = {};

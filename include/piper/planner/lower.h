@@ -40,6 +40,12 @@ struct Lowered {
 // the target takes beside the arenas is not stated yet.
 Result<Lowered> lower(const Dag& dag, const Schedule& schedule);
 
+// By input: DataInput::ranges, of inputs whose elements index tables of different sizes, as one
+// with a column for each of several embeddings. Requires the graph of a step before it is cut, so
+// that all plans of a model have the same.
+using InputRanges = std::map<std::string, std::vector<int64_t>>;
+InputRanges find_ranges(const Graph& graph);
+
 // Adds to the roles of a step those of its forward pass alone (forward_only), which were lowered by
 // themselves: RoleProgram::evaluation. They share what is kept, and the arena. Error (kRefused): a
 // state that both have, and in different forms.

@@ -14,6 +14,7 @@ struct InputNeed {
   int batch_dim = 0;
   int64_t low = 0, high = -1;
   int64_t ignore = INT64_MIN;
+  std::vector<int64_t> ranges = {};  // of rows of arrays; tokens are in [low, high]
 };
 // Sources (formats/data.md): "FILES[:u16|…][:separator=TOKEN][:pack]" of tokens, a file, a folder
 // or a pattern, cut into windows of T+1 tokens (inputs named like ids take [0,T), labels [1,T+1))

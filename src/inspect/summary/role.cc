@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "piper/base/counted.h"
 #include "piper/plan/flops.h"
 
 namespace piper {
@@ -422,6 +423,10 @@ std::string input_text(const DataInput& input) {
         input.batch_dim < 0 ? ", uncut" : fmt::format(", samples along dim {}", input.batch_dim);
   if (input.low <= input.high) text += fmt::format(" from {} to {}", input.low, input.high);
   if (input.ignore != INT64_MIN) text += fmt::format(", {} ignored", input.ignore);
+  for (size_t i = 0; i < input.ranges.size(); i += 4)
+    text +=
+        fmt::format("{} {} of a sample from {} to {}", i == 0 ? "," : " and",
+                    counted(input.ranges[i], "element"), input.ranges[i + 1], input.ranges[i + 2]);
   return text;
 }
 

@@ -56,6 +56,20 @@ Status check_communicators(const RoleProgram& role) {
   return ok_status();
 }
 
+// Checks that the ranges of an input are for all elements of a sample.
+Status check_ranges(const DataInput& input, const std::string& name) {
+  if (input.ranges.empty()) return ok_status();
+  int64_t left = num_elements(input.type.shape);
+  if (input.batch_dim >= 0) left /= std::max<int64_t>(input.type.shape[input.batch_dim], 1);
+  bool fits = input.ranges.size() % 4 == 0;
+  for (size_t i = 0; fits && i < input.ranges.size(); i += 4) {
+    fits = input.ranges[i] > 0 && input.ranges[i] <= left;
+    left -= input.ranges[i];
+  }
+  if (fits && left == 0) return ok_status();
+  return bad("the ranges of data input '{}' are not those of a sample's elements", name);
+}
+
 Status check_inputs(const RoleProgram& role) {
   std::set<std::string_view> names;
   for (const DataInput& input : role.inputs) {
@@ -70,6 +84,7 @@ Status check_inputs(const RoleProgram& role) {
     if (input.batch_dim >= 0 && input.type.shape[input.batch_dim] != role.batch)
       return bad("data input '{}' is {}, not a batch of {}", name, to_string(input.type),
                  role.batch);
+    PIPER_TRY(check_ranges(input, name));
   }
   int64_t samples = 0;
   for (const DataInput& input : role.inputs)

@@ -623,6 +623,7 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
       return fail(strategy.orders[0].at, "not supported: an order file of parts of regions");
     PIPER_ASSIGN(making.compiled.order, order_rows(scheduled.dag, scheduled.schedule.compute));
   }
+  const InputRanges ranges = find_ranges(step);
   const auto to_plans = [&]() -> Result<Lowered> {
     PIPER_ASSIGN(Lowered made, located(lower(scheduled.dag, scheduled.schedule), strategy));
     if (!making.outer.empty()) PIPER_TRY(add_local_steps(scheduled.dag, cut, making, made));
@@ -631,6 +632,10 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
                    lower_section(*making.evaluation, cut, making, nullptr, making.of_evaluation));
       PIPER_TRY(add_evaluation(made, std::move(forward)));
     }
+    for (RoleProgram& role : made.roles)
+      for (DataInput& input : role.inputs)
+        if (const auto found = ranges.find(input.name); found != ranges.end())
+          input.ranges = found->second;
     PIPER_TRY(state_needs(made.roles, options.target));
     return made;
   };

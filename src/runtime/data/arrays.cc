@@ -37,14 +37,16 @@ Status copy_row(const std::string& path, const Array& array, const InputNeed& ne
   for (int64_t o = 0; o < array.outer; ++o) {
     const std::byte* from = array.data.data + (o * array.rows + row) * array.inner * from_bytes;
     std::byte* into = to + (o * count + at) * array.inner * to_bytes;
-    const int64_t wrong = convert(from, array.element, into, need, array.inner);
+    int64_t wrong = convert(from, array.element, into, need, array.inner);
+    if (wrong < 0) wrong = find_outside(into, need, o * array.inner, array.inner);
     if (wrong < 0) continue;
     int64_t value = 0;
     InputNeed any = need;
     any.low = 0, any.high = -1, any.type.dtype = DType::kI64;
     convert(from + wrong * from_bytes, array.element, reinterpret_cast<std::byte*>(&value), any, 1);
     return fail(SourceSpan{path}, "value {} of input '{}' (sample {} of {}) is outside {}", value,
-                need.name, row, array.name, print_range(need));
+                need.name, row, array.name,
+                print_range(need_of_element(need, o * array.inner + wrong)));
   }
   return ok_status();
 }

@@ -34,7 +34,7 @@ From load(const std::byte* from, int64_t i) {
 
 template <class From, class To>
 int64_t integers(const std::byte* from, std::byte* to, const InputNeed& need, int64_t count) {
-  const bool bounded = need.low <= need.high;
+  const bool bounded = need.low <= need.high && need.ranges.empty();
   for (int64_t i = 0; i < count; ++i) {
     const int64_t value = load<From>(from, i);
     const To narrow = static_cast<To>(value);
@@ -101,6 +101,31 @@ int64_t convert(const std::byte* from, const StoredElement& element, std::byte* 
   else
     floats<double>(from, type, to, count);
   return -1;
+}
+
+int64_t find_outside(const std::byte* values, const InputNeed& need, int64_t first, int64_t count) {
+  const std::vector<int64_t>& ranges = need.ranges;
+  int64_t begin = 0;
+  for (size_t r = 0; r < ranges.size(); r += 4) {
+    const int64_t end = begin + ranges[r], low = ranges[r + 1], high = ranges[r + 2];
+    for (int64_t i = std::max(begin, first); i < std::min(end, first + count); ++i) {
+      const int64_t value = need.type.dtype == DType::kI64 ? load<int64_t>(values, i - first)
+                                                           : load<int32_t>(values, i - first);
+      if (low <= high && (value < low || value > high) && value != ranges[r + 3]) return i - first;
+    }
+    begin = end;
+  }
+  return -1;
+}
+
+InputNeed need_of_element(const InputNeed& need, int64_t element) {
+  InputNeed of_element = need;
+  for (size_t r = 0; r < need.ranges.size() && element >= 0; r += 4) {
+    of_element.low = need.ranges[r + 1], of_element.high = need.ranges[r + 2];
+    of_element.ignore = need.ranges[r + 3];
+    element -= need.ranges[r];
+  }
+  return of_element;
 }
 
 std::string print_range(const InputNeed& need) {

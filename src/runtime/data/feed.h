@@ -87,6 +87,11 @@ Result<std::vector<std::unique_ptr<Feed>>> open_batches(const DataFile& file,
                                                         int64_t batch);
 
 // "[0, 255]" or "[0, 255] or -100"; the legal integers of an input.
+// Returns the first of `count` integers, as they were converted, that is outside the range of its
+// element; -1: none. `first`: which element of a sample the first of them is.
+int64_t find_outside(const std::byte* values, const InputNeed& need, int64_t first, int64_t count);
+// Returns what is legal for an element of a sample.
+InputNeed need_of_element(const InputNeed& need, int64_t element);
 std::string print_range(const InputNeed& need);
 
 }  // namespace piper

@@ -492,7 +492,8 @@ Result<std::vector<InputNeed>> data_needs(const PlanSet& set) {
       if (input.batch_dim >= 0) type.shape[static_cast<size_t>(input.batch_dim)] *= input.shares;
       auto same = std::find_if(needs.begin(), needs.end(), [&](auto& n) { return n.name == name; });
       if (same == needs.end()) {
-        needs.push_back({name, type, input.batch_dim, input.low, input.high, input.ignore});
+        needs.push_back(
+            {name, type, input.batch_dim, input.low, input.high, input.ignore, input.ranges});
       } else if (same->type != type || same->batch_dim != input.batch_dim) {
         return fail("two roles read the input '{}' with types {} and {}", name,
                     to_string(same->type), to_string(type))
