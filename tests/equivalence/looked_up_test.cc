@@ -149,7 +149,7 @@ TEST(LookedUp, ColumnsHavePlacesOfTheirTables) {
     const auto needs = data_needs(compiled->set);
     ASSERT_TRUE(needs);
     EXPECT_EQ((*needs)[0].high, 3);
-    EXPECT_EQ((*needs)[0].ranges, (std::vector<int64_t>{2, 0, 3, INT64_MIN, 1, 0, 8, INT64_MIN}));
+    EXPECT_EQ((*needs)[0].ranges, (std::vector<int64_t>{2, -4, 3, INT64_MIN, 1, -9, 8, INT64_MIN}));
     JobOptions options;
     options.steps = 3;
     options.threads = 1;

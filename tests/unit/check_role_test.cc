@@ -50,7 +50,7 @@ TEST(CheckRole, RangesAreThoseOfASample) {
     role.inputs[0].ranges = ranges;
     const Status status = check_role(role);
     ASSERT_EQ(bool(status), is_good);
-    if (!is_good) EXPECT_EQ(status.error().message, problem);
+    EXPECT_EQ(is_good ? problem : status.error().message, problem);
   }
 }
 

@@ -236,10 +236,10 @@ PIPER_FIELDS(DataInput) {
   v("low", &DataInput::low, kAny);
   v("high", &DataInput::high, kAny);
   v("ignore", &DataInput::ignore, kAny);
-  v("ranges", &DataInput::ranges, kAny);
   v("data", &DataInput::data);
   v("share", &DataInput::share);
   v("shares", &DataInput::shares);
+  v("ranges", &DataInput::ranges, kAny);
 }
 
 PIPER_FIELDS(SumTarget) {
