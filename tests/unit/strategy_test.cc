@@ -501,7 +501,7 @@ TEST(Library, WorksForAnySizes) {
     for (const MeshAxis& axis : defaults->mesh) EXPECT_EQ(axis.size, 1) << entry.path();
     std::vector<Definition> defines;
     for (const auto& [name, value] : defaults->params)
-      defines.push_back({name, name == "microbatches" ? "8" : "4"});
+      defines.push_back({name, name == "microbatches" ? "8" : name == "block" ? "32" : "4"});
     const auto sized = parse_strategy(entry.path().string(), defines);
     ASSERT_TRUE(sized.ok()) << print_error(sized.error());
     for (const MeshAxis& axis : sized->mesh) EXPECT_EQ(axis.size, 4) << entry.path();
@@ -627,7 +627,7 @@ int read_examples(const std::string& name) {
 }
 
 TEST(Page, ShowsTrueExamples) {
-  EXPECT_EQ(read_examples("formats/strategy.md"), 26);
+  EXPECT_EQ(read_examples("formats/strategy.md"), 27);
   EXPECT_EQ(read_examples("formats/tutorial.md"), 3);
   EXPECT_EQ(read_examples("strategies/README.md"), 6);
 }
