@@ -553,6 +553,34 @@ class Packs(nn.Module):
         return F.cross_entropy(self.head(packed.data), wanted.data) + (self.head(padded).sum(-1).sum(1 if self.part.batch_first else 0) / counts).square().mean() + last.sum(0).square().mean()
 
 
+class Named(nn.Module):
+    """Parts that are called as words of Python are, and arguments that forward takes by their names, some of them by no name of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleDict({"in": nn.Linear(4, 4), "is": nn.Linear(4, 4)})
+
+    def forward(self, x, y=None, z=None, **more):
+        return F.mse_loss(self.parts["in"](x) - z.tanh() + 2 * self.parts["is"](more["weights"]), y - more["shift"])
+
+
+class Halves(nn.Module):
+    """Columns that masks choose which are alike in all steps: of a buffer, and made in forward. In the other order a buffer changes."""
+
+    def __init__(self, moves=False):
+        super().__init__()
+        self.first, self.last, self.moves = nn.Linear(3, 5), nn.Linear(5, 3), moves
+        self.register_buffer("mask", torch.arange(6) % 2 == 0)
+
+    def forward(self, x):
+        others, made = torch.nonzero(~self.mask).squeeze(-1), torch.arange(x.shape[1]) < 3
+        if self.moves:
+            self.mask.logical_not_()
+        kept = x[..., self.mask] if not self.moves else x.index_select(1, others)
+        h = self.last(self.first(kept).tanh())
+        return (h - x[:, others] - x[:, made] * torch.where(made)[0]).square().mean()
+
+
 class Odd(nn.Module):
     """One part, or a few steps of forward, of each kind that is not exported, or that is by others."""
 
@@ -1211,6 +1239,13 @@ def main():
         averages = Counts(momentum=None)
         cases.append((said(averages, (batches[0],), path), ["buffers norm.running_mean, norm.running_var, norm.num_batches_tracked", "is one of PyTorch"]))
         assert "warning" not in cases[-1][0] and differences_after(averages, batches, path) == []
+        given = dict(weights=torch.randn(4, 4), z=torch.randn(4, 4), shift=torch.randn(4, 4), y=torch.randn(4, 4), x=batches[0])
+        for batch in ("auto", None):  # in whatever order they are given
+            cases.append((said(Named(), (), path, given, batch=batch), ["4 parameters to train", "is one of PyTorch: loss"]))
+        halves = Halves()
+        cases.append((said(halves, (torch.randn(4, 6),), path), ["4 parameters to train", "is one of PyTorch: loss"]))
+        assert "the batch stays" not in cases[-1][0] and differences_after(halves, [torch.randn(4, 6) for _ in range(3)], path) == []
+        cases.append((said(Halves(moves=True), (torch.randn(4, 6),), path), ["refused: torch.export does not trace Halves"]))
         cases.append((said(Otherwise(), (batches[0], torch.randint(0, 4, (4, 4))), path), ["is one of PyTorch"]))
         hidden = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0], [1, 0, 0]])
         cases.append((said(Hidden(), (torch.randn(4, 3, 4), hidden), path), ["is one of PyTorch: loss"]))

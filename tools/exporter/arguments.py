@@ -33,6 +33,19 @@ def flat_inputs(module, args, kwargs):
     return inputs
 
 
+def in_order(module, kwargs):
+    """The same as forward names them, in whatever order they are given: the tracer has inputs in the order given, and flat_inputs in forward's."""
+    own = inspect.signature(module.forward).parameters
+    return {name: kwargs[name] for name in (*filter(kwargs.__contains__, own), *(name for name in kwargs if name not in own))}
+
+
+def with_names(signature, kwargs):
+    """The signature of a function that takes these by their names, which it may take by **kwargs: the tracer gives no dims to what it takes so."""
+    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kwargs if name not in signature.parameters]
+    return signature.replace(parameters=own + more)
+
+
 def choose_batch(inputs, batch):
     """{name: dim or None}"""
     if batch is None:

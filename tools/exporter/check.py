@@ -13,7 +13,7 @@ from .arguments import find_loss, output_names
 from .errors import Differs, NotExported, first_line
 from .kept import are_equal, copy_of
 from .programs import evaluate_in_piper, loss_of_file, train_in_piper
-from .watching import Quiet, Watch, experts_in_batches, quietly
+from .watching import Quiet, Asked, Watch, experts_in_batches, quietly
 
 # Between a tensor of Piper's step and of PyTorch's, of the largest number in it. Files hold their constants in float32.
 BOUND = {torch.float64: 1e-4, torch.float32: 2e-3}
@@ -35,7 +35,7 @@ def compare_evaluation(job, path, tools, folder):
     name = type(job.module).__name__
     for dtype in (torch.float64, torch.float32):  # in one of which it may not run, or round otherwise
         try:
-            with Watch() as watch:  # what it draws: its results are those of the exporter's own functions, which are not compared with themselves
+            with Watch() as watch, Asked():  # what it draws: its results are those of the exporter's own functions, which are not compared with themselves
                 evaluated(job, dtype)
             out = evaluated(job, dtype)
             leaves = pytree.tree_leaves(out)

@@ -11,7 +11,7 @@ import onnxscript.ir
 import torch
 from torch.utils import _pytree as pytree
 
-from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_of_batch
+from .arguments import choose_batch, find_loss, flat_inputs, in_order, output_names, size_of_batch, with_names
 from .decompositions import change_copies, complex_by_parts, detach_what_has_no_gradient, drop_assertions, read_parameters_by_name, take_losses_apart, view_by_copies, write_diagonals, write_statistics
 from .equivalents import adaptive_softmax_whole, averages_of_all_steps
 from .errors import NotExported, cause_of, depends_on_values, first_line, is_transformed, makes_a_constant, place_of_error, place_of_node
@@ -22,7 +22,7 @@ from .packed import packed_whole
 from .selection import choosing_some, lengths_of_chosen
 from .ties import Ties, depends_on_ties
 from .unsupported import refuse_parts
-from .watching import Asked, Expected, HostDraws, Watch, experts_in_batches, hooks_of, inference_is_no_grad, lengths_are_sizes, parameters_stay, quietly, untold, unvalidated
+from .watching import Asked, Expected, HostDraws, Watch, experts_in_batches, hooks_of, inference_is_no_grad, lengths_are_sizes, parameters_stay, quietly, untold, unvalidated, words_are_names
 from .weightless import leave_out
 
 PARAMETERS, UNTOUCHED, SIGNATURE = "piper.parameters", "piper.untouched", "pkg.torch.export.ExportedProgram.graph_signature"
@@ -39,6 +39,7 @@ class Export:
         self.args, self.kwargs = pytree.tree_map(without_gradient, (args, kwargs))
         refuse_parts(module)
         self.inputs = flat_inputs(module, self.args, self.kwargs)
+        self.kwargs = in_order(module, self.kwargs)
         self.dims = choose_batch(self.inputs, batch)
         self.size = size_of_batch(self.inputs, self.dims)
         self.fixed = ""  # why the batch is, where it was to be left open
@@ -158,6 +159,9 @@ class Export:
         try:
             with Watch(self.quiet):
                 asked = self.ask(*self.doubled())[1]
+            for place in [place for place in self.answers if place[2] == "places" and self.answers[place] != asked.get(place)]:
+                del self.answers[place]  # masks with an element for each sample
+                asked.pop(place, None)
             return "" if self.answers == asked else "what it asks of tensors depends on the size of the batch"
         except Exception as error:  # forward's own
             return first_line(error)
@@ -235,6 +239,7 @@ class Export:
                 expected.clear()
             return pytree.tree_unflatten(leaves, tree)
 
+        forward.__signature__ = with_names(inspect.signature(own), self.kwargs)
         self.module.forward = forward
         try:
             yield
@@ -300,12 +305,13 @@ class Export:
         read_parameters_by_name(program)
         self.detached = detach_what_has_no_gradient(program)
         try:
-            try:
-                written, told = self.convert(program)
-            except Exception as error:
-                if "Cannot view" not in first_line(error):
-                    raise
-                written, told = self.convert(program, copies=True)
+            with words_are_names():
+                try:
+                    written, told = self.convert(program)
+                except Exception as error:
+                    if "Cannot view" not in first_line(error):
+                        raise
+                    written, told = self.convert(program, copies=True)
         except NotExported:
             raise
         except Exception as error:

@@ -5,6 +5,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import keyword
 import logging
 import math
 import os
@@ -204,6 +205,12 @@ class Asked(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        masks = masks_of(name, args, kwargs)
+        places = self.places_of_constants(masks) if masks else None
+        if places is not None and name != "__getitem__":
+            return tuple(places[0]) if name == "where" or kwargs.get("as_tuple") else torch.stack(places[0], -1)
+        if places is not None:
+            args = args[0], without_masks(args[1], masks, places)
         if self.tracing:
             told = self.answers.get(place_of("item" if name == "tolist" else name)) if name in self.QUESTIONS else None
             if told and name == "tolist":  # of a tensor whose numbers the tracer knows; of others, it asks number by number
@@ -262,13 +269,53 @@ class Asked(TorchFunctionMode):
                     self.depends(leaf, depends)
         return out
 
+    def places_of_constants(self, masks):
+        """Where constant masks are true: tensors of places, by dim of each; None of masks that change."""
+        place = place_of("places")
+        if self.tracing:
+            told = self.answers.get(place)
+            found = told.pop(0) if told else None
+        else:
+            depends = set().union(*(self.open[memory][1] for memory in map(memory_of, masks) if memory in self.open))
+            with torch._C.DisableTorchFunction():
+                known = not depends & {None, GIVEN} and sum(mask.numel() for mask in masks) <= MOST_PLACES and not any(map(self.has_changed, depends))
+                found = [[dim.tolist() for dim in mask.nonzero(as_tuple=True)] for mask in masks] if known else None
+            self.answers.setdefault(place, []).append((found, depends))
+        if found is None:
+            return None
+        return [[torch.tensor(dim, dtype=torch.int64, device=mask.device) for dim in dims] for mask, dims in zip(masks, found)]
+
+    def has_changed(self, buffer):
+        value, version, before = self.buffers[buffer]
+        return version_of(value) != version or not are_equal(value, before)
+
     def answered(self):
         """By place, the answers that every step gives, and None for others."""
         with torch._C.DisableTorchFunction():  # it is no question of forward's
-            same = [version_of(value) == version and are_equal(value, before) for value, version, before in self.buffers]
-        changes = {None, GIVEN} | {k for k, unchanged in enumerate(same) if not unchanged}
+            changed = set(filter(self.has_changed, range(len(self.buffers))))
+        changes = {None, GIVEN} | changed
         answers = {place: [None if depends & changes else out for out, depends in each] for place, each in self.answers.items()}
         return {place: each for place, each in answers.items() if any(answer is not None for answer in each)}
+
+
+MOST_PLACES = 1 << 16  # elements of masks; larger ones would make large constants
+
+
+def masks_of(name, args, kwargs):
+    """The masks of which a function takes the places: x[mask], mask.nonzero()."""
+    if name in ("argwhere", "nonzero") or name == "where" and len(args) == 1 and not kwargs:
+        masks = args[:1]
+    elif name == "__getitem__" and not is_chosen(args[0]):
+        masks = [place for place in (args[1] if isinstance(args[1], tuple) else args[1:2]) if isinstance(place, torch.Tensor) and place.dtype is torch.bool]
+    else:
+        return []
+    return list(masks) if all(isinstance(mask, torch.Tensor) and mask.dim() and not is_chosen(mask) for mask in masks) else []
+
+
+def without_masks(index, masks, places):
+    """An index with the places of masks in their place."""
+    by_mask = {id(mask): each for mask, each in zip(masks, places)}
+    return tuple(at for place in (index if isinstance(index, tuple) else (index,)) for at in by_mask.get(id(place), [place]))
 
 
 def ends_of(args, kwargs):
@@ -425,6 +472,25 @@ def untold():
     finally:
         for name, own in asked.items():
             setattr(torch.compiler, name, own)
+
+
+@contextlib.contextmanager
+def words_are_names():
+    """Parts may be called as words of Python are, 'in' say: the tracer writes programs, and asks whether a name is one by a method of str."""
+    own = torch.fx.graph._format_target
+
+    def written(base, target):
+        first, *rest = target.split(".")
+        if not any(map(keyword.iskeyword, (first, *rest))):
+            return own(base, target)
+        base = f'getattr({base}, "{first}")' if keyword.iskeyword(first) else own(base, first)
+        return written(base, ".".join(rest)) if rest else base
+
+    torch.fx.graph._format_target = written
+    try:
+        yield
+    finally:
+        torch.fx.graph._format_target = own
 
 
 @contextlib.contextmanager
