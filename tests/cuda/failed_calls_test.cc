@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <latch>
 #include <random>
 
 #include "api.h"
@@ -50,8 +51,11 @@ struct Outcome {
   double seconds = 0;
 };
 
+// `begin_first` is called before any rank takes its first step: a rank that none waits for could
+// already make the graph of its second one.
 Outcome train(const PlanSet& set, bool graphs, const std::function<void()>& begin_first = {}) {
   Outcome made;
+  std::latch has_begun(1);
   const Numbers data(*data_needs(set));
   JobOptions options;
   options.steps = 3;
@@ -60,7 +64,12 @@ Outcome train(const PlanSet& set, bool graphs, const std::function<void()>& begi
   options.graphs = graphs;
   options.start_timeout_s = options.grace_s = kNever;
   options.before_step = [&](int64_t rank, int64_t step, const Executor&) -> Status {
-    if (rank == 0 && step == 0 && begin_first) begin_first();
+    if (step > 0 || !begin_first) return ok_status();
+    if (rank == 0) {
+      begin_first();
+      has_begun.count_down();
+    }
+    has_begun.wait();
     return ok_status();
   };
   const auto begun = std::chrono::steady_clock::now();
