@@ -146,8 +146,7 @@ struct DataInput {
   int64_t low = 0, high = 0;
   int64_t ignore = INT64_MIN;  // one further legal value (ignore_index)
   // Where elements of a sample index different tables, four numbers for each run of them, in order:
-  // how many they are, and their low, high and ignore. Those above are then what all have in
-  // common. Empty: those above are for all.
+  // how many they are, their low, high and ignore. Those above are then what all have in common.
   std::vector<int64_t> ranges = {};
   // Of inputs that share one of the data: its name, empty where it is `name`; and of how many equal
   // runs of its samples this one reads which.
@@ -222,10 +221,7 @@ struct RoleProgram {
     return tensors[static_cast<size_t>(buffers[static_cast<size_t>(buffer)].tensor)];
   }
   // Returns what a version or copy is of, or the tensor itself: it starts with the same values.
-  const Tensor& original(const Tensor& tensor) const {
-    const Tensor& newest = this->newest(tensor);
-    return newest.copy_of < 0 ? newest : this->tensor(newest.copy_of);
-  }
+  const Tensor& original(const Tensor& tensor) const;
   // Returns what an older version is of, or the tensor itself; and its age in updates.
   const Tensor& newest(const Tensor& tensor) const;
   int32_t age(const Tensor& tensor) const;

@@ -59,6 +59,11 @@ std::string RoleProgram::name(const Buffer& buffer) const {
   return buffer.micro < 0 ? name : fmt::format("{}@{}", name, buffer.micro);
 }
 
+const Tensor& RoleProgram::original(const Tensor& tensor) const {
+  const Tensor& newest = this->newest(tensor);
+  return newest.copy_of < 0 ? newest : this->tensor(newest.copy_of);
+}
+
 const Tensor& RoleProgram::newest(const Tensor& tensor) const {
   const Tensor* newest = &tensor;
   while (newest->previous_of >= 0) newest = &this->tensor(newest->previous_of);
