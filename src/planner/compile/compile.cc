@@ -623,7 +623,6 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
       return fail(strategy.orders[0].at, "not supported: an order file of parts of regions");
     PIPER_ASSIGN(making.compiled.order, order_rows(scheduled.dag, scheduled.schedule.compute));
   }
-  const InputRanges ranges = find_ranges(step);
   const auto to_plans = [&]() -> Result<Lowered> {
     PIPER_ASSIGN(Lowered made, located(lower(scheduled.dag, scheduled.schedule), strategy));
     if (!making.outer.empty()) PIPER_TRY(add_local_steps(scheduled.dag, cut, making, made));
@@ -634,7 +633,7 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
     }
     for (RoleProgram& role : made.roles)
       for (DataInput& input : role.inputs)
-        if (const auto found = ranges.find(input.name); found != ranges.end())
+        if (const auto found = making.ranges->find(input.name); found != making.ranges->end())
           input.ranges = found->second;
     PIPER_TRY(state_needs(made.roles, options.target));
     return made;
@@ -801,6 +800,7 @@ class Compilation {
 
   // Makes the plans, and those of the oracles that prove them.
   Result<Compiled> plan() {
+    ranges_ = find_ranges(graph_);
     PIPER_ASSIGN(compiled_.set, plans_of(Target::kStrategy));
     keep_untouched(std::move(untouched_), compiled_.set);
     explain_set(strategy_, options_.target, compiled_);
@@ -831,7 +831,7 @@ class Compilation {
     return make_plans(graph_, cut_,
                       {target, options_, strategy_, steps_, compiled_, variables_, *costs_,
                        summing_, evaluation_ ? &*evaluation_ : nullptr, of_evaluation_, lie_,
-                       in_blocks_, outer_, of_outer_, &trained_parts_});
+                       in_blocks_, outer_, of_outer_, &trained_parts_, &ranges_});
   }
 
   const CompileOptions& options_;
@@ -845,6 +845,7 @@ class Compilation {
   Variables variables_;
   std::optional<JobCosts> costs_;
   std::map<std::string, TrainedPart> trained_parts_;
+  InputRanges ranges_;  // of the step
   std::optional<Graph> evaluation_;
   std::vector<OuterGraph> outer_;
   Summing summing_, of_evaluation_;

@@ -45,6 +45,7 @@ struct Making {
   std::span<const OuterGraph> outer = {};                       // the steps between local steps
   std::span<Summing> of_outer = {};                             // of each, as `summing`
   const std::map<std::string, TrainedPart>* trained = nullptr;  // by parameter
+  const InputRanges* ranges = nullptr;                          // of a whole step's inputs
   TwinFold fold = {};                 // of the mesh, where the places of a stage are replicas
   std::set<std::string> copies = {};  // in 16 bits, that the step keeps of parameters
   bool is_outer = false;              // it makes that step, of one that is made already
