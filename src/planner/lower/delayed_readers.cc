@@ -17,7 +17,8 @@ class ReaderDelay {
       : role_(role),
         dag_(dag),
         ends_(ends_of_overlaps(overlaps, role.body.size())),
-        begun_(role.streams.size()) {}
+        begun_(role.streams.size()),
+        bursts_(1, begun_) {}
 
   // Returns the positions in the new order.
   std::vector<int32_t> run() {
@@ -91,13 +92,14 @@ class ReaderDelay {
     const bool moves = rises(role_, one, dag_), reduces = moves && info(one.kind).adds;
     if (reduces) begun_[at(one.stream)] += bytes_through(role_, one);
     const size_t burst = bursts_.size(), step = takes_pairs(one.kind) ? 2 : 1;
-    const int64_t before = burst > 0 ? bursts_.back()[at(one.stream)] : 0;
+    const int64_t before = bursts_.back()[at(one.stream)];
     for (size_t a = 0; a < one.args.size(); ++a)
       if (reduces && a % step == step - 1)
         results_[one.args[a]] = {one.stream, burst, begun_[at(one.stream)] - before};
       else
         results_.erase(one.args[a]);
-    if (one.kind == InstructionKind::kCompute && !moves) bursts_.push_back(begun_);
+    if (one.kind == InstructionKind::kCompute && !moves && begun_ != bursts_.back())
+      bursts_.push_back(begun_);
   }
   const std::vector<int64_t>& end_of(size_t burst) const {
     return burst < bursts_.size() ? bursts_[burst] : begun_;
@@ -131,7 +133,7 @@ class ReaderDelay {
   const Dag& dag_;
   const std::vector<int64_t> ends_;
   std::vector<int64_t> begun_;                      // by stream: bytes of reductions
-  std::vector<std::vector<int64_t>> bursts_;        // what had begun at the end of each
+  std::vector<std::vector<int64_t>> bursts_;        // what had begun before and after each
   std::unordered_map<int32_t, ReducedBy> results_;  // by buffer
   std::vector<size_t> held_;                        // in order
   std::unordered_map<int32_t, int> held_uses_;      // by buffer
