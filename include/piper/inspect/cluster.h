@@ -46,7 +46,7 @@ struct ClusterDevice {
   double slowed = 0;    // computations, while messages or collectives move
   double power = 0, power_limit = 0;  // at which `efficiency` is reached; that it may take; or 0
   bool helper = false;  // a thread of its own communicates
-  // What a framework copies between tensors and the buffers of its collectives.
+  // Says what a framework copies between tensors and the buffers of its collectives.
   struct Copies {
     bool gathered = false;  // parameters, behind all-gathers of their parts
     bool reduced = false;   // gradients, in front of reduce-scatters

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "match.h"
+#include "piper/base/counted.h"
 #include "piper/ir/blocks.h"
 
 namespace piper {
@@ -146,10 +147,10 @@ class SentValues {
     return Explanation{
         entry.at,
         "send",
-        {fmt::format("note: {} activation{} and {} gradient{} across '{}' travel in {}, rounded: "
-                     "{} in place of {} for all samples; each number differs by at most {}",
-                     counts_.activations, counts_.activations == 1 ? "" : "s", counts_.gradients,
-                     counts_.gradients == 1 ? "" : "s", entry.across, how.name(),
+        {fmt::format("note: {} and {} across '{}' travel in {}, rounded: {} in place of {} for all "
+                     "samples; each number differs by at most {}",
+                     counted(counts_.activations, "activation"),
+                     counted(counts_.gradients, "gradient"), entry.across, how.name(),
                      human_bytes(counts_.sent), human_bytes(counts_.bytes), how.change_of())}};
   }
 

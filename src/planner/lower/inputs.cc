@@ -103,7 +103,7 @@ class RangeFinder {
 
  private:
   static constexpr int64_t kMost = int64_t{1} << 23;  // elements of an input: more take too long
-  // A value with elements of the input alone.
+  // Holds a value that has elements of the input alone.
   struct Move {
     ValueId value;
     size_t of = 0;              // the value that it is made of

@@ -15,7 +15,7 @@ constexpr int64_t kMostRun = int64_t{1} << 40;
 constexpr double kMostBlocks = 0x1p50;
 
 // Checks that the runs are those of the dims from the axis on.
-Status check_axis(const Attrs& attrs, const Shape& shape) {
+Status check_runs(const Attrs& attrs, const Shape& shape) {
   const int64_t axis = attrs.integer("axis");
   if (axis == 0) return ok_status();
   if (axis < 0 || axis >= std::ssize(shape) || attrs.find("piece"))
@@ -39,7 +39,7 @@ Result<Shape> words_of(const Attrs& attrs, const Shape& shape) {
   for (size_t d = 0; fits && d < piece.size(); ++d)
     fits = piece[d] > 0 && piece[d] <= std::max<int64_t>(shape[d], 1);
   if (!fits) return fail("{} is not cut into pieces of {}", to_string(shape), to_string(piece));
-  PIPER_TRY(check_axis(attrs, shape));
+  PIPER_TRY(check_runs(attrs, shape));
   const BlockPlaces places(block, shape, piece, run);
   double pieces = 1;
   for (size_t d = 0; d < piece.size(); ++d)
