@@ -117,28 +117,32 @@ PIPER_AMX inline void transpose(Vectors& x) {
   }
 }
 
-// Holds the parts of 32 numbers, each in their order: first x's, then y's.
+// Holds the parts of 16 pairs of numbers, those of x below those of y in each lane. The pairs of k
+// that tiles multiply are 16 apart: both operands have the same pairs, and none is moved to another
+// lane.
 struct Parts {
   __m512i of[3];
 };
 
-PIPER_AMX inline __m512 widened(__m256i halves) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+PIPER_AMX inline __m512i upper_halves(__m512 x, __m512 y) {
+  return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(_mm512_castps_si512(x), 16),
+                                 _mm512_castps_si512(y));
 }
-PIPER_AMX inline __m512i narrowed(__m512 x, __m512 y) {
-  const __m512bh both = _mm512_cvtne2ps_pbh(y, x);
-  __m512i bits;
-  std::memcpy(&bits, &both, sizeof bits);
-  return bits;
+// Rounds to bf16. A NaN may become 0 by the carry into its sign; what is left of it is one.
+PIPER_AMX inline __m512 rounded(__m512 x) {
+  const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32(~0xffff);
+  return _mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(x), half), upper));
 }
 PIPER_AMX inline Parts split(__m512 x, __m512 y) {
   Parts parts;
-  for (int i = 0;; ++i) {
-    parts.of[i] = narrowed(x, y);
-    if (i == 2) return parts;
-    x = _mm512_sub_ps(x, widened(_mm512_castsi512_si256(parts.of[i])));
-    y = _mm512_sub_ps(y, widened(_mm512_extracti64x4_epi64(parts.of[i], 1)));
+  for (int i = 0; i < 2; ++i) {
+    const __m512 u = rounded(x), v = rounded(y);
+    parts.of[i] = upper_halves(u, v);
+    x = _mm512_sub_ps(x, u), y = _mm512_sub_ps(y, v);
   }
+  parts.of[2] = upper_halves(x, y);
+  return parts;
 }
 
 // Collects which parts a block has.
@@ -175,43 +179,22 @@ PIPER_AMX inline void load_square(const Stored& s, int64_t i, int64_t k, int64_t
   if (s.across != kByDepth) transpose(to);
 }
 
-// Packs up to 32 rows of a: a tile has 16 of them, with 32 of k each. Only rows of sums that nobody
-// reads depend on the other rows of a tile.
-PIPER_AMX void pack_rows(const Stored& a, int64_t rows, int64_t depth, std::byte* block) {
+// Packs up to 32 rows of a, or with kByDepth columns of b, in tiles of 16 of them with 32 of k
+// each. Missing columns are zeros. Missing rows are not written: only sums that nobody reads depend
+// on them.
+template <bool kByDepth>
+PIPER_AMX void pack(const Stored& s, int64_t extent, int64_t depth, std::byte* block) {
   Used used{_mm512_setzero_si512(), _mm512_setzero_si512()};
   std::byte* to = block + kHead;
   for (int64_t k = 0; k < depth; k += kStep, to += kStepBytes)
-    for (int64_t i = 0; i < rows; i += kSide) {
+    for (int64_t i = 0; i < extent; i += kSide) {
       Vectors x, y;
-      load_square<false>(a, i, k, rows, depth, x);
-      load_square<false>(a, i, k + kSide, rows, depth, y);
-      std::byte* tile = to + i / kSide * kTile;
-      for (int64_t r = 0; r < std::min(kSide, rows - i); ++r)
+      load_square<kByDepth>(s, i, k, extent, depth, x);
+      load_square<kByDepth>(s, i, k + kSide, extent, depth, y);
+      std::byte* const tile = to + i / kSide * kTile;
+      for (int64_t r = 0; r < (kByDepth ? kSide : std::min(kSide, extent - i)); ++r)
         put(split(x.row[r], y.row[r]), tile + r * 64, used);
     }
-  set_head(used, block);
-}
-
-// Packs up to 32 columns of b: a tile has 16 of them, its rows pairs of k.
-PIPER_AMX void pack_columns(const Stored& b, int64_t columns, int64_t depth, std::byte* block) {
-  alignas(64) static constexpr uint16_t kPairs[kStep] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                         21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                         11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const __m512i pairs = _mm512_load_si512(kPairs);
-  Used used{_mm512_setzero_si512(), _mm512_setzero_si512()};
-  std::byte* to = block + kHead;
-  for (int64_t k = 0; k < depth; k += kStep, to += kStepBytes)
-    for (int64_t i = 0; i < columns; i += kSide)
-      for (int64_t half = 0; half < 2; ++half) {
-        Vectors x;
-        load_square<true>(b, i, k + half * kSide, columns, depth, x);
-        std::byte* tile = to + i / kSide * kTile + half * kTile / 2;
-        for (int64_t r = 0; r < kSide / 2; ++r) {
-          Parts parts = split(x.row[2 * r], x.row[2 * r + 1]);
-          for (__m512i& part : parts.of) part = _mm512_permutexvar_epi16(pairs, part);
-          put(parts, tile + r * 64, used);
-        }
-      }
   set_head(used, block);
 }
 
@@ -263,8 +246,7 @@ class Adding {
     for (const int64_t end = std::min(row_ + count, chain_.t.rows); row_ < end; ++row_) {
       const float* const sums = chain_.sums + row_ * kBlock;
       __m512 x = _mm512_load_ps(sums), y = _mm512_maskz_load_ps(more_, sums + kSide);
-      if (_mm512_mask_cmp_ps_mask(lanes_, x, x, _CMP_UNORD_Q) |
-          _mm512_cmp_ps_mask(y, y, _CMP_UNORD_Q)) [[unlikely]] {
+      if (_mm512_cmp_ps_mask(x, y, _CMP_UNORD_Q)) [[unlikely]] {
         mend(chain_, row_);
         x = _mm512_load_ps(sums), y = _mm512_maskz_load_ps(more_, sums + kSide);
       }
@@ -311,11 +293,11 @@ inline void fetch_rows(const Target& t, int64_t begin, int64_t end) {
   }
 }
 
-// Names what is fetched while blocks are multiplied: the next columns of b beside one block, the
-// next rows of a beside all blocks of a row of them.
+// Names what is fetched while blocks are multiplied: the next block of the operand whose packed
+// blocks wait beside one block of c, that of the other beside all blocks of c that it makes.
 struct Soon {
-  Ahead<float> columns, rows;
-  int64_t blocks = 1;  // beside which the rows are fetched
+  Ahead<float> waiting, taken;
+  int64_t blocks = 1;  // beside which the taken one is fetched
 };
 
 // Computes the sums of `now`, without kTall of its first 16 rows only, without kWide of its first
@@ -337,17 +319,17 @@ PIPER_AMX __attribute__((noinline)) void multiply(const Block& left, const Block
   if constexpr (kTall) _tile_dpbf16ps(2, 5, 6);          \
   if constexpr (kTall && kWide) _tile_dpbf16ps(3, 5, 7); \
   adding.rows(rows);                                     \
-  soon.columns.fetch(of_columns);                        \
-  soon.rows.fetch(of_rows)
+  soon.waiting.fetch(of_waiting);                        \
+  soon.taken.fetch(of_taken)
   const bool middle_a = left.middle(), low_a = left.low();
   const bool middle_b = right.middle(), low_b = right.low();
   const int64_t steps = steps_of(now.depth);
   // Rows that are added to c beside the products of two parts.
   const int64_t products = 1 + low_a + middle_a + low_b + middle_b + (middle_a && middle_b);
   const int64_t rows = (kBlock + steps * products - 1) / (steps * products);
-  const int64_t of_columns = (soon.columns.lines() + steps * products - 1) / (steps * products);
+  const int64_t of_waiting = (soon.waiting.lines() + steps * products - 1) / (steps * products);
   const int64_t beside = steps * products * soon.blocks;
-  const int64_t of_rows = (soon.rows.lines() + beside - 1) / beside;
+  const int64_t of_taken = (soon.taken.lines() + beside - 1) / beside;
   Adding adding(before);
   const int64_t share = kBlock / steps;  // rows of c that are fetched beside a step
   const std::byte *a = left.tiles() + now.k / kStep * kStepBytes,
@@ -452,35 +434,54 @@ Stored rows_of(const Gemm& g, const float* a, const Range& r, int64_t m) {
   return {g.trans_a ? a + r.k0 * step + m : a + m * step + r.k0, step, g.trans_a};
 }
 
-// Returns what fetches up to 32 rows of a, or columns of b, before they are packed.
-Ahead<float> ahead_of(const Stored& s, int64_t extent, int64_t depth) {
-  extent = std::clamp<int64_t>(extent, 0, kBlock);
-  return {s.from, s.across ? (extent > 0 ? depth : 0) : extent, s.across ? extent : depth, s.step};
-}
+// Names the operand of a part of the product that gives the rows of c, or the columns.
+struct Side {
+  const Gemm& g;
+  const float* operand = nullptr;
+  const Range& range;
+  bool columns = false;
+  int64_t extent = 0;
 
-// Packs b's blocks as the first rows need them; they wait for the other rows.
+  Stored at(int64_t i) const {
+    return columns ? columns_of(g, operand, range, range.n0 + i) : rows_of(g, operand, range, i);
+  }
+  void pack_block(int64_t i, std::byte* to) const {
+    (columns ? pack<true> : pack<false>)(at(i), std::min(kBlock, extent - i), range.depth, to);
+  }
+  // Returns what fetches the block at `i` before it is packed.
+  Ahead<float> ahead(int64_t i) const {
+    if (i >= extent) return {};
+    const Stored s = at(i);
+    const int64_t block = std::min(kBlock, extent - i), depth = range.depth;
+    return {s.from, s.across ? depth : block, s.across ? block : depth, s.step};
+  }
+};
+
+// Takes the blocks of the larger side one after the other. Those of the smaller side are packed
+// when the first of those needs them, and wait for the next ones: so the caches hold as little as
+// possible.
 void part_of_product(const Gemm& g, const float* a, const float* b, float* c, const Range& r,
                      std::byte* packed, Chains& chains) {
   const int64_t bytes = block_bytes(r.depth);
   const Gemm* const then = g.thens > 0 && r.k0 + r.depth == g.k ? &g : nullptr;
-  const Block left{packed};
+  const Side rows{g, a, r, false, g.m}, columns{g, b, r, true, r.columns};
+  const bool by_rows = rows.extent >= columns.extent;
+  const Side &taken = by_rows ? rows : columns, &waiting = by_rows ? columns : rows;
   Soon soon;
-  for (int64_t m = 0; m < g.m; m += kBlock) {
-    const Stored rows = rows_of(g, a, r, m);
-    pack_rows(rows, std::min(kBlock, g.m - m), r.depth, left.at);
-    soon.rows = ahead_of(rows_of(g, a, r, m + kBlock), g.m - m - kBlock, r.depth);
-    for (int64_t n = 0; n < r.columns; n += kBlock) {
-      // Where no other rows wait for it, one place that stays near serves all of b's blocks.
-      const Block right{packed + bytes * (g.m <= kBlock ? 1 : 1 + n / kBlock)};
-      Target t = target_of(g, c, r, m, r.n0 + n);
-      t.a = rows, t.b = columns_of(g, b, r, r.n0 + n);
-      if (m == 0) {
-        pack_columns(t.b, t.columns, r.depth, right.at);
-        soon.columns =
-            ahead_of(columns_of(g, b, r, r.n0 + n + kBlock), r.columns - n - kBlock, r.depth);
+  for (int64_t i = 0; i < taken.extent; i += kBlock) {
+    taken.pack_block(i, packed);
+    soon.taken = taken.ahead(i + kBlock);
+    for (int64_t j = 0; j < waiting.extent; j += kBlock) {
+      std::byte* const place = packed + bytes * (1 + j / kBlock);
+      if (i == 0) {
+        waiting.pack_block(j, place);
+        soon.waiting = waiting.ahead(j + kBlock);
       }
-      soon.blocks = blocks_of(r.columns - n);
-      chains.block(t, left, right, r.depth, then, soon);
+      const int64_t m = by_rows ? i : j, n = by_rows ? j : i;
+      Target t = target_of(g, c, r, m, r.n0 + n);
+      t.a = rows.at(m), t.b = columns.at(n);
+      soon.blocks = blocks_of(waiting.extent - j);
+      chains.block(t, {by_rows ? packed : place}, {by_rows ? place : packed}, r.depth, then, soon);
     }
   }
 }
@@ -498,10 +499,11 @@ void gemm(const Gemm& g, const float* a, const float* b, float* c, float* scratc
       (reinterpret_cast<size_t>(scratch + kMendFloats) + kHead - 1) & ~size_t{kHead - 1});
   Chains chains(scratch);
   set_tiles();
-  for (int64_t n0 = 0; n0 < g.n; n0 += g.cut.columns)
+  // Where there are fewer rows than columns the rows wait, and are packed once for all columns.
+  const int64_t columns = g.m < std::min(g.n, g.cut.columns) ? g.n : g.cut.columns;
+  for (int64_t n0 = 0; n0 < g.n; n0 += columns)
     for (int64_t k0 = 0; k0 < g.k; k0 += depth)
-      part_of_product(g, a, b, c,
-                      {k0, std::min(depth, g.k - k0), n0, std::min(g.cut.columns, g.n - n0)},
+      part_of_product(g, a, b, c, {k0, std::min(depth, g.k - k0), n0, std::min(columns, g.n - n0)},
                       packed, chains);
   chains.end();
   free_tiles();
