@@ -125,25 +125,6 @@ class OneMicro {
   std::vector<size_t> sorted_;                                  // behind what they need
 };
 
-// Returns whether all tasks of each line take the same time and memory, and need the same.
-bool are_all_alike(const Lines& lines) {
-  const auto is_like = [&](const Line& line, size_t n) {
-    const LinePlace &first = lines.places[line.first], &place = lines.places[line.first + n];
-    if (place.time != first.time || place.held != first.held || place.freed != first.freed)
-      return false;
-    const auto needs = lines.needs[line.first + n], of_first = lines.needs[line.first];
-    const auto shift = static_cast<int32_t>(n);
-    return std::equal(needs.begin(), needs.end(), of_first.begin(), of_first.end(),
-                      [&](const Need& a, const Need& b) {
-                        return a.place == b.place + shift && a.delay == b.delay;
-                      });
-  };
-  for (const Line& line : lines.all)
-    for (size_t n = 1; line.first + n < line.end; ++n)
-      if (!is_like(line, n)) return false;
-  return true;
-}
-
 // Returns what a microbatch does in the region of a forward, by how long it is from that to all
 // other lines.
 std::optional<Trip> find_trip(const Lines& lines, size_t forward, const OneMicro& micro,
@@ -365,7 +346,7 @@ Trips find_trips(const Lines& lines, const ListPolicy& policy) {
   trips.cells.resize(lines.of_cell.size());
   for (size_t cell = 0; cell < trips.cells.size(); ++cell)
     if (!find_regions(lines, micro, cell, trips.cells[cell])) return {};
-  trips.are_alike = are_all_alike(lines);
+  trips.are_alike = lines.are_alike;
   if (trips.are_alike) go_around(lines, micro, policy.span, trips.cells);
   return trips;
 }

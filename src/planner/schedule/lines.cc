@@ -11,6 +11,9 @@ namespace piper {
 Lines::Lines(const Dag& dag, const TaskLists& deps, const ListPolicy& policy)
     : of_cell(dag.cells.size()), dag_(dag) {
   const std::vector<std::vector<TaskId>> tasks = find_lines(policy);
+  size_t count = 0;
+  for (const std::vector<TaskId>& line : tasks) count += line.size();
+  places.reserve(count);
   for (size_t l = 0; l < tasks.size(); ++l) {
     all[l].first = places.size();
     for (TaskId id : tasks[l]) {
@@ -23,6 +26,7 @@ Lines::Lines(const Dag& dag, const TaskLists& deps, const ListPolicy& policy)
   }
   measure(policy);
   find_needs(deps, policy);
+  are_alike = find_alike();
 }
 
 Sample::Sample(const Lines& lines, size_t count) : micros(count), work(lines.of_cell.size()) {
@@ -55,7 +59,7 @@ std::vector<std::vector<TaskId>> Lines::find_lines(const ListPolicy& policy) {
       const auto rank = std::find(policy.prefer.begin(), policy.prefer.end(), task.pass);
       made.rank = static_cast<int>(rank - policy.prefer.begin());
       all.push_back(std::move(made));
-      tasks.emplace_back();
+      tasks.emplace_back().reserve(static_cast<size_t>(dag_.micros()));
     }
     tasks[static_cast<size_t>(line)].push_back(TaskId(t));
   }
@@ -74,8 +78,9 @@ void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
   std::vector<int32_t> place_of(dag_.tasks.size(), -1);
   for (size_t p = 0; p < places.size(); ++p)
     place_of[places[p].task.index()] = static_cast<int32_t>(p);
-  const auto find = [&](TaskId of, std::vector<Need>& found) {
-    std::vector<std::pair<TaskId, int64_t>> open{{of, 0}};
+  using Open = std::vector<std::pair<TaskId, int64_t>>;
+  const auto find = [&](TaskId of, Open& open, std::vector<Need>& found) {
+    open.emplace_back(of, 0);
     while (!open.empty()) {
       const auto [at, delay] = open.back();
       open.pop_back();
@@ -101,22 +106,48 @@ void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
   std::vector<ListsByTask<Need>> blocks((places.size() + kBlock - 1) / kBlock);
   in_parallel(blocks.size(), [&](size_t b) {
     std::vector<Need> found;
+    Open open;
     for (size_t p = b * kBlock; p < std::min((b + 1) * kBlock, places.size()); ++p) {
       found.clear();
-      find(places[p].task, found);
+      find(places[p].task, open, found);
       blocks[b].add(found);
     }
   });
   for (const auto& block : blocks) needs.append(block);
+  find_readers();
+}
+
+void Lines::find_readers() {
   for (size_t p = 0; p < places.size(); ++p) {
     const auto reader = static_cast<size_t>(places[p].line);
     for (const Need& need : needs[p]) {
-      auto& readers =
-          all[static_cast<size_t>(places[static_cast<size_t>(need.place)].line)].readers;
+      const auto place = static_cast<size_t>(need.place);
+      Line& needed = all[static_cast<size_t>(places[place].line)];
+      are_aligned = are_aligned && place - needed.first == p - all[reader].first;
+      auto& readers = needed.readers;
       if (std::find(readers.begin(), readers.end(), reader) == readers.end())
         readers.push_back(reader);
     }
   }
+}
+
+// Compares the tasks of each line with its first one.
+bool Lines::find_alike() const {
+  const auto is_like = [&](const Line& line, size_t n) {
+    const LinePlace &first = places[line.first], &place = places[line.first + n];
+    if (place.time != first.time || place.held != first.held || place.freed != first.freed)
+      return false;
+    const auto these = needs[line.first + n], of_first = needs[line.first];
+    const auto shift = static_cast<int32_t>(n);
+    return std::equal(these.begin(), these.end(), of_first.begin(), of_first.end(),
+                      [&](const Need& a, const Need& b) {
+                        return a.place == b.place + shift && a.delay == b.delay;
+                      });
+  };
+  for (const Line& line : all)
+    for (size_t n = 1; line.first + n < line.end; ++n)
+      if (!is_like(line, n)) return false;
+  return true;
 }
 
 // What a forward keeps is freed by its backward: by the input half all but what that leaves for the

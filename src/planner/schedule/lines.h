@@ -50,10 +50,14 @@ class Lines {
   std::vector<std::vector<size_t>> of_cell;  // in `all`
   std::vector<LinePlace> places;
   ListsByTask<Need> needs;  // by place
+  bool are_aligned = true;  // whether a line's nth task needs the nth ones of other lines only
+  bool are_alike = false;   // whether a line's tasks take the same, and need the same
 
  private:
   std::vector<std::vector<TaskId>> find_lines(const ListPolicy& policy);
   void find_needs(const TaskLists& deps, const ListPolicy& policy);
+  void find_readers();
+  bool find_alike() const;
   void measure(const ListPolicy& policy);
   void free_in(const std::map<TaskPass, size_t>& passes, const ListPolicy& policy);
 

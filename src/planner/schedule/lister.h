@@ -216,8 +216,10 @@ class Lister {
     taken_.push_back(place);
     find_ready(choice.line);
     // A cell for which nothing changed has made its choice.
-    for (size_t l : line.readers)
+    for (size_t l : line.readers) {
+      if (lines_.are_aligned && next_[l] != n) continue;
       if (find_ready(l) && lines_.all[l].cell != line.cell) look_at(lines_.all[l].cell);
+    }
     look_at(line.cell);
   }
 

@@ -81,10 +81,15 @@ class PatternMaker {
     }
   }
 
-  // Returns what a cell holds that runs its tasks in the order of their starts.
+  // Returns what a cell holds that runs its tasks in the order of their starts. Where microbatches
+  // are alike, that repeats itself once all lines have begun.
   Used used_by(const std::vector<size_t>& here) const {
     std::vector<std::pair<int64_t, size_t>> next;  // start of a line's next task, and its place
-    for (const size_t l : here) next.emplace_back(pattern_.start[l], lines_.all[l].first);
+    int64_t last = 0;
+    for (const size_t l : here) {
+      next.emplace_back(pattern_.start[l], lines_.all[l].first);
+      last = std::max(last, pattern_.start[l] + pattern_.period);
+    }
     Used used;
     int64_t chunks = 0, bytes = 0;
     for (;;) {
@@ -93,7 +98,7 @@ class PatternMaker {
         if (next[i].second < lines_.all[here[i]].end &&
             (least == next.size() || next[i].first < next[least].first))
           least = i;
-      if (least == next.size()) return used;
+      if (least == next.size() || (lines_.are_alike && next[least].first > last)) return used;
       auto& [start, place] = next[least];
       const Line& line = lines_.all[here[least]];
       const LinePlace& what = lines_.places[place++];

@@ -146,8 +146,9 @@ class VLister {
     }
     return time;
   }
-  bool can_come(Pass pass, size_t turn, size_t at) const {
-    return !is_done(pass, turn, at) && ready(next_place(pass, turn, at)) >= 0;
+  // Returns when the next task can begin; -1: there is none, or it is not known yet.
+  int64_t next_ready(Pass pass, size_t turn, size_t at) const {
+    return is_done(pass, turn, at) ? -1 : ready(next_place(pass, turn, at));
   }
   bool fits(size_t at, int64_t more, int64_t bytes) {
     const int64_t chunks = all_[at].chunks + more, all_bytes = all_[at].bytes + bytes;
@@ -174,11 +175,13 @@ class VLister {
     return clock.now = start + time;
   }
   bool put(Pass pass, size_t turn, size_t at) {
+    return put(pass, turn, at, next_ready(pass, turn, at));
+  }
+  // `there`: its next_ready.
+  bool put(Pass pass, size_t turn, size_t at, int64_t there) {
     Cell& cell = all_[at];
-    if (is_done(pass, turn, at)) return false;
     const size_t which = next_place(pass, turn, at);
     const LinePlace& what = lines_.places[which];
-    const int64_t there = ready(which);
     if (there < 0 || (pass == kForward && !fits(at, 1, what.held))) return false;
     end_[which] = run_task(cell, cell.planned, there, time_of(what));
     if (rules_.are_equal)
@@ -204,11 +207,10 @@ class VLister {
     const Cell& cell = all_[at];
     return time_of(lines_.places[next_place(kWeights, cell.weights[cell.next_weights], at)]);
   }
-  // Runs weight halves in the time until the task can begin; and, if it may, one that makes it wait
+  // Runs weight halves in the time until a task can begin; and, if it may, one that makes it wait
   // where the cell has idled less than others have, or did the last time.
-  void fill(Pass pass, size_t turn, size_t at, bool may_wait) {
+  void fill(size_t at, int64_t there, bool may_wait) {
     Cell& cell = all_[at];
-    const int64_t there = ready(next_place(pass, turn, at));
     while (has_weights(at) && there >= cell.planned.now + time_of_weights(at)) put_weights(at);
     const int64_t before = idle_before_.empty() ? 0 : most_before_ - idle_before_[at];
     if (may_wait && has_weights(at) &&
@@ -264,9 +266,10 @@ class VLister {
                      end_[place(kInput, 1, at + 1, done[1])] >= 0;
     }
     const auto run = [&](size_t at, size_t turn) {
+      const int64_t there = next_ready(kInput, turn, at);
       if (is_done(kInput, turn, at)) return false;
-      fill(kInput, turn, at, turn == 1 || rules_.backwards_wait);
-      return put(kInput, turn, at);
+      fill(at, there, turn == 1 || rules_.backwards_wait);
+      return put(kInput, turn, at, there);
     };
     for (size_t at = all_.size(); at-- > 0;)
       if (comes_up[at] && !run(at, 1)) return false;
@@ -277,13 +280,14 @@ class VLister {
   bool forwards() {
     for (size_t at = 0; at < all_.size(); ++at) {
       const auto& done = all_[at].done[kForward];
-      const bool up = done[1] < done[0] && can_come(kForward, 1, at);
-      if (!up && !can_come(kForward, 0, at)) continue;
-      const size_t turn = up ? 1 : 0;
+      size_t turn = 1;
+      int64_t there = done[1] < done[0] ? next_ready(kForward, 1, at) : -1;
+      if (there < 0) there = next_ready(kForward, turn = 0, at);
+      if (there < 0) continue;
       const int64_t held = lines_.places[next_place(kForward, turn, at)].held;
       while (!fits(at, 1, held) && has_weights(at)) put_weights(at);
-      fill(kForward, turn, at, rules_.forwards_wait);
-      if (!put(kForward, turn, at)) return false;
+      fill(at, there, rules_.forwards_wait);
+      if (!put(kForward, turn, at, there)) return false;
     }
     return true;
   }
