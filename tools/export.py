@@ -17,7 +17,7 @@ import inspect
 import pathlib
 import sys
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from exporter.check import compare_with_pytorch
@@ -44,13 +44,14 @@ def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, ba
     programs      the folder of piperc and piper-run; None: that of PIPER_BIN, of the tree around this file, or of PATH
     """
     kwargs = dict(kwargs or {})
-    modes = [(part, part.training) for part in module.modules()]
+    modes, undo = [(part, part.training) for part in module.modules()], ExitStack()
     try:
         if training is not None:
             module.train(training)
         tools = find_programs(programs) if check and weights else None
         with nullcontext(module) if weights else without_values(module):
             job = Export(module, tuple(args), kwargs, batch, opset, weights)
+            undo.enter_context(job.undo)
             with told(f"{path}: forward of {type(module).__name__} is traced and written"):
                 listed = job.write(pathlib.Path(path))
         log(job.summary(path, listed))
@@ -63,6 +64,7 @@ def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, ba
     except Exception as error:  # PyTorch, its exporters and what forward calls have many classes of them
         raise NotExported(f"{type(module).__name__} is not exported: {first_line(error)}") from error
     finally:
+        undo.close()
         for part, mode in modes:
             part.training = mode
 

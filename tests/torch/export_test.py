@@ -3,6 +3,7 @@ itself compares; and where they would not, it says so.
 
   export_test.py ROOT BIN    77 where no python here has PyTorch; one that PYTHON names serves, or the environment of tests/bench/against-torch
 """
+import dataclasses
 import importlib.util
 import io
 import pathlib
@@ -416,6 +417,88 @@ class Longest(nn.Module):
         longest = int(((x[:, 0, 0].sign().long() if self.of_floats else lengths).max() + 1).item())
         counts = torch.arange(longest) < lengths[:, None]
         return (self.fc(x[:, :longest]).square().mean(-1) * counts).sum() / counts.sum()
+
+
+class FirstRun(nn.Module):
+    """A membrane whose shape forward finds, kept from step to step or begun anew in each, and a norm that the first batch scales."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.fc, self.kind, self.ready = nn.Linear(4, 4), kind, False
+        self.scale, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
+        self.register_buffer("membrane", torch.tensor(0.5) if kind == "number" else torch.zeros(0))
+        self.register_buffer("begun", torch.tensor(0, dtype=torch.uint8))
+
+    def forward(self, x):
+        h = self.fc(x)
+        if self.kind == "scaled" and not (self.ready and self.begun.item()):
+            with torch.no_grad():
+                self.shift.data.copy_(-h.mean(0))
+                self.scale.copy_(1 / h.std(0))
+                self.begun.fill_(1)
+                self.ready = True
+        if self.kind in ("kept", "random") and self.membrane.shape != h.shape:
+            self.membrane = torch.randn_like(h) if self.kind == "random" else torch.zeros_like(h)
+        if self.kind == "anew":
+            self.membrane = torch.zeros(0) if len(self.membrane) else self.membrane
+            self.membrane = h if self.membrane.shape != h.shape else self.membrane + h
+        elif self.kind != "scaled":
+            self.membrane = 0.9 * self.membrane.detach() + h
+        return ((h + self.shift) * self.scale * (1 if self.kind == "scaled" else self.membrane.sigmoid())).square().mean()
+
+
+@dataclasses.dataclass
+class Found:
+    loss: torch.Tensor
+    rest: object = None
+
+
+class Returns(nn.Module):
+    """Takes and returns objects of classes of its own, numbers and words."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, given, scale=2):
+        h = self.fc(given.loss * scale)
+        return Found(F.mse_loss(h, given.rest["y"][0]), types.SimpleNamespace(logits=h, count=3, words=["a", h], none=None))
+
+
+class Asked(nn.Module):
+    """Takes a way that inputs decide."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, mask, y):
+        h = self.fc(x if torch.equal(x, y) else x + y)
+        if mask.all():
+            h = h.exp()
+        return (h * mask.float()).square().mean() if x.max() < 50 else h.mean()
+
+
+class Watched(nn.Module):
+    """Hooks that know the module, integers of a few bits, which wrap."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.last, self.found = nn.Linear(4, 4), nn.Linear(4, 4), {}
+        self.fc.register_forward_hook(lambda part, given, out: self.found.update(out=out))
+        self.last.register_forward_pre_hook(lambda part, given: (given[0] * self.fc.weight.mean(),))
+
+    def forward(self, x, small):
+        same = (small[:, :1] == small[:, 1:2].T).byte()
+        same.fill_diagonal_(1)
+        pairs = same.unsqueeze(2) * (same ^ 1).unsqueeze(1)
+        wrapped = (small * 3 + small - 200).float() + (~small).float() + (small.to(torch.int8) // 3 * 7).float() + (small.short() << 8).float() / 256
+        small = small.clone()
+        small += 100
+        x.mul_(0.5)
+        h = self.last(self.fc(x))
+        h = torch.vstack([h[0], torch.hstack([h[1:, :2], h[1:, 2:]])]) + torch.column_stack([h[:, 0], h[:, 1:]]) + torch.block_diag(h[:2, :2], h[2:, 2:])
+        return (h * (wrapped + small / 3) / 255).square().mean() + self.found["out"].square().mean() + (h.sum() * pairs).mean()
 
 
 class Strides(nn.Module):
@@ -1141,6 +1224,19 @@ def assert_equivalents_are_those_of_torch():
     assert torch.equal(torch.isin(x.round(), torch.arange(2), invert=True), EQUIVALENTS["isin"](x.round(), torch.arange(2), invert=True)), "isin"
 
 
+def assert_tensors_are_joined():
+    """Of no dim to three, as torch joins them."""
+    for shape in (), (3,), (3, 3), (3, 3, 3):
+        parts = [torch.randn(shape) for _ in range(3)]
+        for name in "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "column_stack", "dstack", "hstack", "row_stack", "vstack":
+            if name == "block_diag" and len(shape) > 2:
+                continue
+            several = name.startswith("atleast") or name == "block_diag"
+            wanted, got = (function(*parts) if several else function(parts) for function in (getattr(torch, name), EQUIVALENTS[name]))
+            wanted, got = ([one] if isinstance(one, torch.Tensor) else one for one in (wanted, got))
+            assert all(torch.equal(a, b) for a, b in zip(wanted, got)) and len(wanted) == len(got), f"{name} of {shape}"
+
+
 def assert_long_exports_say_so(path):
     with mock.patch("export.PATIENCE", 0), redirect_stderr(io.StringIO()) as told:
         said(nn.Linear(4, 4), (torch.randn(4, 4),), path, check=False)
@@ -1172,7 +1268,7 @@ def said_of_batch(path, batch):
     return "trained"
 
 
-def differences_after(module, batches, path):
+def differences_after(module, batches, path, rtol=1e-6):
     """The names of what Piper and PyTorch, both in float64, have otherwise after a step on each batch."""
     inputs = {f"batch/{k}/x": batch for k, batch in enumerate(batches)}
     _, saved = train_in_piper(BIN, path, path.parent, inputs, len(batches[0]), 0.1, True)
@@ -1182,7 +1278,7 @@ def differences_after(module, batches, path):
         optimizer.zero_grad()
         module(batch.double()).backward()
         optimizer.step()
-    return [name for name, value in module.state_dict().items() if name not in saved or not torch.allclose(saved[name].to(value.dtype), value, rtol=1e-6, atol=1e-9)]
+    return [name for name, value in module.state_dict().items() if name not in saved or not torch.allclose(saved[name].to(value.dtype), value, rtol=rtol, atol=1e-9)]
 
 
 def main():
@@ -1251,13 +1347,29 @@ def main():
         cases.append((said(Hidden(), (torch.randn(4, 3, 4), hidden), path), ["is one of PyTorch: loss"]))
         cases.append((said(EachSample(), (torch.randn(4, 4), torch.full((4,), -100)), path), ["refused: nothing is compared: in PyTorch itself its loss is not finite"]))
         steps, lengths = torch.randn(4, 6, 4), torch.tensor([2, 4, 1, 3])
-        cases.append((said(Longest(), (steps, lengths), path), ["forward asks inputs for numbers, such as how long the longest is (", "export_test.py:", "is one of PyTorch: loss"]))
+        cases.append((said(Longest(), (steps, lengths), path), ["forward asks inputs for numbers, such as how long the longest is", "export_test.py:", "is one of PyTorch: loss"]))
         cases.append((said_of_batch(path, {"batch/0/x": steps, "batch/0/lengths": lengths}), ["trained"]))
         cases.append((said_of_batch(path, {"batch/0/x": steps, "batch/0/lengths": lengths - 1}), ["refused: piper-run does not run it", "the loss is nan"]))
         cases.append((said(Longest(of_floats=True), (steps, lengths), path), ["refused: torch.export does not trace Longest: what it does there depends on values"]))
         cases.append((said(Asks(), (torch.randn(4, 4),), path), ["is one of PyTorch: loss"]))
-        cases.append((said(Asks(True), (torch.randn(4, 4),), path), ["depends on values that inputs or parameters decide: if (x if self.values", "torch.where"]))
-        cases.append((said(Asks(True), (torch.randn(4, 4),), path, batch=None), ["depends on values that inputs or parameters decide: if (x if self.values"]))
+        for batch in ("auto", None):
+            cases.append((said(Asks(True), (torch.randn(4, 4),), path, batch=batch), ["or which way to go (", "export_test.py:", "is one of PyTorch: loss"]))
+        cases.append((said_of_batch(path, {"batch/0/x": torch.full((4, 4), -9.0)}), ["refused: piper-run does not run it", "the loss is nan"]))
+        masks = torch.rand(4, 4) > 0.5
+        cases.append((said(Asked(), (batches[0], masks, batches[1]), path), ["or which way to go (", "export_test.py:", "is one of PyTorch: loss"]))
+        for x, mask, y, answer in ((batches[1], ~masks, batches[0], "trained"), (batches[1], masks, batches[1], "the loss is nan"), (batches[1], masks | True, batches[0], "the loss is nan"),
+                                   (batches[1] + 50, masks, batches[1], "the loss is nan")):
+            cases.append((said_of_batch(path, {"batch/0/x": x, "batch/0/mask": mask, "batch/0/y": y}), [answer]))
+        for kind, words in dict(kept=["gives the buffers membrane the shapes that they have for 4 samples", "is one of PyTorch: loss"], number=["gives the buffers membrane", "is one of PyTorch: loss"], anew=["is one of PyTorch: loss"],
+                                scaled=["gives scale, shift their values in its first run", "is one of PyTorch: loss"], random=["refused: what the first run of forward makes of the buffer 'membrane' is not supported"]).items():
+            first = FirstRun(kind)
+            state = {name: value.clone() for name, value in first.state_dict().items()}
+            cases.append((said(first, (batches[0],), path), words))
+            assert all(torch.equal(value, state[name]) for name, value in first.state_dict().items()) and not first.ready, "the module has changed"
+            differ = differences_after(first, batches, path, 1e-4) if kind in ("kept", "number", "scaled") else []
+            assert differ == [], (kind, differ)
+        cases.append((said(Watched(), (batches[0], torch.randint(0, 256, (4, 4), dtype=torch.uint8)), path), ["4 parameters to train", "forward changes its input x in place", "is one of PyTorch: loss"]))
+        cases.append((said(Returns(), (Found(batches[0], {"y": [batches[1]]}),), path), ["2 parameters to train", "is one of PyTorch: loss"]))
         labels = torch.tensor([[1, 1], [2, 3], [4, 1], [1, 2]])
         cases.append((said(Speech(), (torch.randn(4, 6, 4), labels, torch.tensor([2, 1, 0, 2])), path), ["elements\n  one step", "is one of PyTorch: loss"]))
         cases.append((said(Fixed(), (torch.randn(4, 4),), path), ["the batch stays 4", "as a loop over the samples does, and x.shape[0] does not", "is one of PyTorch"]))
@@ -1301,7 +1413,7 @@ def main():
                    kept=["is one of PyTorch: loss"], rotates=["is one of PyTorch: loss"], headless=["is one of PyTorch: loss"], beside=["is one of PyTorch: loss"], registers=["is one of PyTorch: loss"],
                    pooled=["is one of PyTorch: loss"], closes=["is one of PyTorch: loss"], places=["is one of PyTorch: loss"], likely=["is one of PyTorch: loss"], solved=["is one of PyTorch: loss"],
                    penalty=["is one of PyTorch: loss"], inner=["is one of PyTorch: loss"], masked=off, four=["the batch stays 4: the module does not take another (The size of tensor a (8)", "is one of PyTorch: loss"], some=["is one of PyTorch: loss", "forward asks whether a mask has such an element (", "export_test.py:"],
-                   none=["depends on values that inputs or parameters decide: return (h.square() if (x > 100).any() else h)"], jacobian=["is one of PyTorch: loss"], forwards=["refused: forward calls torch.func.jacfwd", "export_test.py:"],
+                   none=["or which way to go (", "is one of PyTorch: loss"], jacobian=["is one of PyTorch: loss"], forwards=["refused: forward calls torch.func.jacfwd", "export_test.py:"],
                    again=["is one of PyTorch: loss"], lengths=["is one of PyTorch: loss", "forward asks whether a mask has such an element ("],
                    function=["refused: piperc does not take the file", "= note: the module's gradient is that of Unscaled (torch.autograd.Function)"],
                    rolls=["is one of PyTorch: loss"], chosen=["is one of PyTorch: loss"], rows=["is one of PyTorch: loss"], dropped=off, routed=["is one of PyTorch: loss"], stable=["is one of PyTorch: loss"], modulated=["is one of PyTorch: loss"], clusters=["is one of PyTorch: loss"],
@@ -1338,6 +1450,7 @@ def main():
         cases.append((said(Odd("tiny"), (batches[0],), path, batch=None), ["is one of PyTorch: loss"]))
         cases.append((said(Odd("bytes"), (torch.randint(0, 256, (4, 4), dtype=torch.uint8),), path), ["is one of PyTorch: loss"]))
         assert_products_count()
+        assert_tensors_are_joined()
         assert_long_exports_say_so(path)
         assert_instance_norms_have_either()
         assert_equivalents_are_those_of_torch()

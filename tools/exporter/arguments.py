@@ -1,5 +1,8 @@
 """What forward takes and returns: names of tensors, the dim of the batch, and which result is the loss."""
+import collections.abc
+import dataclasses
 import inspect
+import types
 
 import torch
 from torch.utils import _pytree as pytree
@@ -26,7 +29,7 @@ def flat_inputs(module, args, kwargs):
             for keys, leaf in pytree.tree_flatten_with_path(one)[0]:
                 if not isinstance(leaf, torch.Tensor):
                     continue
-                full = "_".join([part, *(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)])
+                full = "_".join([part, *map(name_of_key, keys)])
                 if full in inputs:
                     raise NotExported(f"two inputs of {type(module).__name__}.forward would be called '{full}'; rename an argument or a key")
                 inputs[full] = leaf
@@ -71,10 +74,58 @@ def size_of_batch(inputs, dims):
     return size
 
 
+def name_of_key(key):
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+
+
+def shapes_of_classes(shapes):
+    """The same with objects of dataclasses as the tracer takes them where it is told of dims: as lists."""
+    if dataclasses.is_dataclass(shapes) and not isinstance(shapes, type) and type(shapes) in pytree.SUPPORTED_NODES:
+        return [shapes_of_classes(getattr(shapes, field.name)) for field in dataclasses.fields(shapes)]
+    if isinstance(shapes, dict):
+        return {key: shapes_of_classes(one) for key, one in shapes.items()}
+    if isinstance(shapes, (list, tuple)) and not hasattr(shapes, "_fields"):
+        return type(shapes)(map(shapes_of_classes, shapes))
+    return shapes
+
+
+def register_classes(values):
+    """Arguments that are instances of dataclasses are taken apart by their fields, as the tracer takes them only then."""
+    for value in pytree.tree_leaves(values):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            torch.export.register_dataclass(type(value))
+            register_classes([getattr(value, field.name) for field in dataclasses.fields(value)])
+
+
+def tensors_of(out):
+    """What forward returns as the tracer takes it: a tensor, or {name: tensor} of whatever holds them; numbers and words are left out."""
+    if isinstance(out, torch.Tensor):
+        return out
+    found = {}
+    for keys, leaf in pytree.tree_flatten_with_path(opened(out))[0]:
+        if isinstance(leaf, torch.Tensor):
+            name = "_".join(map(name_of_key, keys))
+            found[name if name not in found else f"{name}_{len(found)}"] = leaf
+    return found
+
+
+def opened(value):
+    """Objects that the tracer does not know as what they hold: those of dataclasses, mappings, and others with a loss."""
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return [opened(one) for one in value]
+    if isinstance(value, collections.abc.Mapping):
+        return {str(key): opened(one) for key, one in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: opened(getattr(value, field.name, None)) for field in dataclasses.fields(value)}
+    if isinstance(value, types.SimpleNamespace) or not isinstance(value, (torch.Tensor, type)) and isinstance(getattr(value, "__dict__", {}).get("loss"), torch.Tensor):
+        return {name: opened(one) for name, one in vars(value).items()}
+    return value
+
+
 def output_names(out):
     """Names of the tensors that forward returns: keys, or output_K."""
     leaves = pytree.tree_flatten_with_path(out)[0]
-    return ["_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys) or f"output_{k}" for k, (keys, _) in enumerate(leaves)]
+    return ["_".join(map(name_of_key, keys)) or f"output_{k}" for k, (keys, _) in enumerate(leaves)]
 
 
 def find_loss(leaves, names):

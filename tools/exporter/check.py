@@ -9,7 +9,7 @@ import torch
 import torch.nn.attention
 from torch.utils import _pytree as pytree
 
-from .arguments import find_loss, output_names
+from .arguments import find_loss, output_names, tensors_of
 from .errors import Differs, NotExported, first_line
 from .kept import are_equal, copy_of
 from .programs import evaluate_in_piper, loss_of_file, train_in_piper
@@ -62,7 +62,7 @@ def evaluated(job, dtype):
     """What a copy of the module returns after eval()."""
     module, args, kwargs = widened(job, dtype)
     with quietly(), torch.set_grad_enabled(bool(job.watch.gradients)), experts_in_batches(module), by_definition():
-        return module.eval()(*args, **kwargs)
+        return tensors_of(module.eval()(*args, **kwargs))
 
 
 def batch_of(job):
@@ -129,7 +129,7 @@ class Step:
         kept = lambda: dict((*module.named_buffers(), *((name, value) for name, value in module.named_parameters() if not value.requires_grad)))  # noqa: E731
         before = {name: value.clone() for name, value in kept().items()}
         with quietly(), torch.enable_grad(), Quiet(), experts_in_batches(module), by_definition():
-            loss = pytree.tree_leaves(module(*args, **kwargs))[job.loss]
+            loss = pytree.tree_leaves(tensors_of(module(*args, **kwargs)))[job.loss]
             loss.backward()
         self.dtype, self.loss = dtype, loss.item()
         self.gradients = {name: value.grad for name, value in module.named_parameters() if value.grad is not None}

@@ -656,7 +656,45 @@ def projected_lstm(input, states, weights, has_biases, layers, dropout, training
     return steps.transpose(0, 1) if batch_first else steps, *(torch.stack(one) for one in zip(*last))
 
 
+def at_least(dims):
+    """Of so many dims, one tensor or several: torch.onnx writes these, and what joins them, as a graph for each."""
+    def of_one(value):
+        if dims == 3 and value.dim() == 1:
+            return value[None, :, None]
+        for _ in range(dims - value.dim()):
+            value = value.unsqueeze(-1 if value.dim() == 2 else 0)
+        return value
+
+    def apply(*values):
+        values = values[0] if len(values) == 1 and isinstance(values[0], (list, tuple)) else values
+        return of_one(values[0]) if len(values) == 1 and isinstance(values[0], torch.Tensor) else tuple(map(of_one, values))
+    return apply
+
+
+def side_by_side(dims):
+    """Joined along the second dim, or that of their last one."""
+    def apply(tensors):
+        parts = at_least(dims)([*tensors])
+        return joined([*parts], dims - 1 if dims == 3 else 0 if dims == 2 or parts[0].dim() == 1 else 1)
+    return apply
+
+
+def as_columns(tensors):
+    return joined([one.reshape(-1, 1) if one.dim() < 2 else one for one in tensors], 1)
+
+
+def along_diagonal(*tensors):
+    parts, before = at_least(2)([*tensors]), 0
+    whole, rows = sum(one.shape[1] for one in parts), []
+    for one in parts:
+        rows.append(F.pad(one, (before, whole - before - one.shape[1])))
+        before = before + one.shape[1]
+    return joined(rows, 0)
+
+
 EQUIVALENTS = BY_ELIMINATION | {
+    **{f"atleast_{count}d": at_least(count) for count in (1, 2, 3)}, "block_diag": along_diagonal, "column_stack": as_columns, "dstack": side_by_side(3), "hstack": side_by_side(1),
+    "row_stack": side_by_side(2), "vstack": side_by_side(2),
     "__and__": bits_and, "__lshift__": shifted_left, "__or__": bits_or, "__rlshift__": lambda input, other: shifted_left(other, input),
     "__rrshift__": lambda input, other: shifted_right(other, input), "__rshift__": shifted_right, "__setitem__": set_items, "amax": extreme("amax"), "amin": extreme("amin"), "argsort": lambda *args, **kwargs: sort(*args, **kwargs)[1], "as_strided": as_strided,
     **{f"adaptive_max_pool{count}d": adaptive_max_pool(count) for count in (1, 2, 3)}, "adaptive_avg_pool3d": adaptive_avg_pool3d, "bincount": bin_count, "bitwise_and": bits_and, "bitwise_left_shift": shifted_left,

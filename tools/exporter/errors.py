@@ -20,12 +20,16 @@ def first_line(error):
     if depends_on_values(error):
         where = f": {asked[3]} ({asked[1]}:{asked[2]})" if asked else place_of_error(error)
         return (f"what it does there depends on values that inputs or parameters decide{where}. Compute it for all values and choose by "
-                "torch.where, or leave out the branch that the training does not take")
+                "torch.where, or leave out the branch that the training does not take. A place that a buffer counts, as that in a queue, stays a tensor: "
+                "queue.index_copy_(0, (place + torch.arange(n)) % len(queue), rows)")
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     said = lines[0].strip() if lines else type(error).__name__
     if "unhashable type: non-nested Sym" in said:
         return (f"it compares sizes or numbers that values or the batch decide, as a set or the keys of a dict do{place_of_error(error)}. Compute for the longest, and "
                 "hide the rest by a mask")
+    taken = re.search(r"attribute '(\w+)' already exists", said)
+    if taken:
+        return f"a parameter, buffer or part of it is called '{taken[1]}', as something of the tracer's is: call it otherwise"
     if said.startswith("No ONNX function found for"):
         return "ONNX has no such function. Compute it by others in forward, or outside of the module"
     if makes_a_constant(error):

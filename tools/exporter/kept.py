@@ -1,8 +1,10 @@
 """What a module holds, so that it is put back after forward has run, and what of it forward changes."""
 import copy
+import operator
 import types
 
 import torch
+from torch.utils import _pytree as pytree
 
 CONTAINERS = dict, list, set
 
@@ -26,11 +28,14 @@ class Kept:
                     self.refill(value)
         with torch.no_grad():
             for value, before in self.tensors:
-                value.copy_(before)
+                if value.shape == before.shape:
+                    value.copy_(before)
+                else:
+                    value.data = before.clone()
 
     def refill(self, value):
         before = self.contents.get(id(value))
-        if before is None or is_same(value, before):
+        if before is None or holds(value, before):
             return
         value.clear()
         value.extend(before) if isinstance(value, list) else value.update(before)
@@ -44,6 +49,13 @@ class Kept:
         """The names of what was computed by an earlier forward, and was left as it is by this one."""
         return [prefix + key for prefix, now, held in self.parts for key, value in held.items() if now.get(key) is value
                 and any(not tensor.is_leaf and tensor.requires_grad for tensor in tensors_in(self.contents.get(id(value), value)))]
+
+
+def holds(value, before):
+    """Whether a container holds the same objects as before."""
+    if isinstance(value, dict):
+        return list(value) == list(before) and all(value[key] is before[key] for key in value)
+    return len(value) == len(before) and (value == before if isinstance(value, set) else all(map(operator.is_, value, before)))
 
 
 def is_same(a, b):
@@ -66,6 +78,16 @@ def are_equal(a, b):
     return torch.equal(*(one if one.layout is torch.strided else one.to_dense() for one in (a, b)))
 
 
+def are_close(one, other):
+    """Whether forward returned the same twice, but for rounding."""
+    pairs = [pair for pair in zip(pytree.tree_leaves(one), pytree.tree_leaves(other)) if all_tensors(pair)]
+    return all(a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-4, equal_nan=True) for a, b in pairs)
+
+
+def all_tensors(values):
+    return all(isinstance(value, torch.Tensor) and not value.is_complex() for value in values)
+
+
 def tensors_in(value):
     if isinstance(value, torch.Tensor):
         yield value
@@ -84,6 +106,8 @@ def copy_of(module):
     for part in copied.modules():
         for key, value in vars(part).items():
             vars(part)[key] = rebound(value, results)
+        for hooks in (part._forward_hooks, part._forward_pre_hooks):
+            hooks.update((key, rebound(hook, results)) for key, hook in hooks.items())
     return copied
 
 

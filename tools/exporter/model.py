@@ -4,20 +4,21 @@ import functools
 import inspect
 import json
 import re
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import filterfalse
 
 import onnxscript.ir
 import torch
 from torch.utils import _pytree as pytree
 
-from .arguments import choose_batch, find_loss, flat_inputs, in_order, output_names, size_of_batch, with_names
+from .arguments import choose_batch, find_loss, flat_inputs, in_order, output_names, register_classes, shapes_of_classes, size_of_batch, tensors_of, with_names
 from .decompositions import change_copies, complex_by_parts, detach_what_has_no_gradient, drop_assertions, read_parameters_by_name, take_losses_apart, view_by_copies, write_diagonals, write_statistics
 from .equivalents import adaptive_softmax_whole, averages_of_all_steps
 from .errors import NotExported, cause_of, depends_on_values, first_line, is_transformed, makes_a_constant, place_of_error, place_of_node
+from .first_run import Begins, look_for_first_run, refuse_changed
 from .functions import CURVED, OTHER, SCALES, SUMS, Functions
 from .gradients import transforms_in_graph, write_gradients
-from .kept import Kept, copy_of
+from .kept import Kept, are_close, copy_of
 from .packed import packed_whole
 from .selection import choosing_some, lengths_of_chosen
 from .ties import Ties, depends_on_ties
@@ -36,8 +37,9 @@ SEEDS = 40  # with which a forward that draws on the host is run: a layer that i
 class Export:
     def __init__(self, module, args, kwargs, batch, opset, weights=True):
         self.module, self.opset, self.weights = module, opset, weights
-        self.args, self.kwargs = pytree.tree_map(without_gradient, (args, kwargs))
         refuse_parts(module)
+        register_classes((args, kwargs))
+        self.args, self.kwargs = pytree.tree_map(without_gradient, (args, kwargs))
         self.inputs = flat_inputs(module, self.args, self.kwargs)
         self.kwargs = in_order(module, self.kwargs)
         self.dims = choose_batch(self.inputs, batch)
@@ -46,6 +48,7 @@ class Export:
         self.takes_some = False  # masks are taken to choose something, as they do of the example batch
         self.most = 0  # samples with which forward takes the way that is written; 0: any number of them
         self.quiet = False
+        self.begins, self.undo = [], ExitStack()  # what is set as forward sets it in its first run, and how the module becomes what it was
         self.refuse_hooks(hooks_of(module))
 
     @staticmethod
@@ -61,6 +64,8 @@ class Export:
         try:
             with Ties() as self.ties, self.watch, self.functions, HostDraws() as self.host:
                 out, self.answers = self.ask(self.args, self.kwargs)
+            if not self.begins:
+                look_for_first_run(self, kept)
             if not self.reads_uniform:
                 self.watch.draws -= {"rand", "rand_like", "uniform_"}
             self.leaves, self.names = pytree.tree_leaves(out), output_names(out)
@@ -128,10 +133,10 @@ class Export:
         args, kwargs = copy.deepcopy(given)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         whole = lambda leaf: not leaf.is_floating_point() and not leaf.is_complex()  # noqa: E731
-        asked = Asked([*filterfalse(whole, tensors), *self.module.parameters()], filter(whole, tensors), self.module.buffers())
+        asked = Asked(self.module.parameters(), filter(whole, tensors), filterfalse(whole, tensors), self.module.buffers())
         with quietly(), torch.enable_grad(), lengths_of_chosen(), asked:
             try:
-                out = self.module(*args, **kwargs)
+                out = tensors_of(self.module(*args, **kwargs))
                 self.asks_finite, self.checks, self.asks_found, self.asks_inputs = asked.asks_finite, asked.checks, asked.asks_found, asked.asks_inputs
                 self.reads_uniform = asked.reads_uniform
                 return out, asked.answered()
@@ -176,7 +181,7 @@ class Export:
         def shaped(most):
             dim = torch.export.Dim("batch", min=1, max=most) if most else None
             by_id = {id(self.inputs[name]): {at: dim} for name, at in self.dims.items() if at is not None and most}
-            return pytree.tree_map(lambda leaf: by_id.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None, self.signature_arguments())
+            return shapes_of_classes(pytree.tree_map(lambda leaf: by_id.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None, self.signature_arguments()))
 
         def attempt(most):
             try:
@@ -232,7 +237,7 @@ class Export:
 
         @functools.wraps(own)
         def forward(*args, **kwargs):
-            leaves, tree = pytree.tree_flatten(own(*args, **kwargs))
+            leaves, tree = pytree.tree_flatten(tensors_of(own(*args, **kwargs)))
             if expected:
                 other = torch.stack([value != number for value, number in expected]).any()
                 leaves[self.loss] = leaves[self.loss] + torch.zeros_like(leaves[self.loss]).masked_fill(other, torch.nan)
@@ -256,16 +261,18 @@ class Export:
         told = str(program.graph_signature)
         kinds = torch.export.graph_signature.OutputKind
         norms = self.statistics_of_norms(program)
-        kept = []
+        kept, self.overwritten = [], []
         self.constants = {}  # what buffers become that forward sets to the same whatever it is given
         self.mutated = {spec.target for spec in program.graph_signature.output_specs if spec.kind in (kinds.PARAMETER_MUTATION, kinds.BUFFER_MUTATION)}
         for spec in program.graph_signature.output_specs:
             if spec.kind is kinds.PARAMETER_MUTATION:
                 if self.module.get_parameter(spec.target).requires_grad:
-                    raise NotExported(f"forward changes the parameter '{spec.target}', which is trained: that is not supported. Compute with a changed copy, or "
-                                      "freeze it (requires_grad_(False))")
+                    refuse_changed(spec.target)
                 place = re.escape(f"target='{spec.target}'")
                 told = re.sub(rf"(?m)PARAMETER(?=(?:_MUTATION)? {place}$)", "BUFFER", told)
+            elif spec.kind is kinds.USER_INPUT_MUTATION:
+                self.overwritten.append(spec.target)
+                continue
             elif spec.kind is not kinds.BUFFER_MUTATION or spec.target in norms:
                 continue
             elif is_constant(program, spec.arg.name):
@@ -301,7 +308,12 @@ class Export:
         return found
 
     def write(self, path):
-        program = self.program = self.trace()
+        try:
+            program = self.trace()
+        except Begins as first:
+            first.apply(self)
+            program = self.trace()
+        self.program = program
         read_parameters_by_name(program)
         self.detached = detach_what_has_no_gradient(program)
         try:
@@ -426,6 +438,9 @@ class Export:
             integers = [name for name in self.changed if name in dict(self.module.named_buffers()) and not self.module.get_buffer(name).is_floating_point()]
             if integers:
                 lines.append(f"  {len(integers)} of them hold integers, which are saved as float32: load_state_dict takes them as they are")
+        lines += self.begins
+        if self.overwritten:
+            lines.append(f"  forward changes its input {', '.join(self.overwritten[:4])} in place: each step of Piper begins with what the data holds")
         if self.detached:
             lines.append(f"  {self.detached} results of torch.no_grad() stop gradients")
         scaled = sorted(self.functions.of_kind(SCALES) + self.functions.of_kind(SUMS))
@@ -451,7 +466,7 @@ class Export:
             where = f" ({', '.join(sorted(self.asks_found)[:4])})" if self.asks_found else ""
             lines.append(f"  forward asks whether a mask has such an element{where}: the file has the way of the example batch, on which it has, also for masks without one")
         if self.asks_inputs and self.loss is not None:
-            lines.append(f"  forward asks inputs for numbers, such as how long the longest is ({', '.join(sorted(self.asks_inputs)[:4])}): the file has those of the "
+            lines.append(f"  forward asks inputs for numbers, such as how long the longest is, or which way to go ({', '.join(sorted(self.asks_inputs)[:4])}): the file has those of the "
                          "example batch. For a batch with others its loss is NaN, at which a run stops")
         if self.checks:
             lines.append(f"  forward checks values and raises errors ({', '.join(sorted(self.checks)[:4])}): the file does not")
@@ -484,16 +499,6 @@ def most_samples(error, before):
     """The most with which forward takes the way that the tracer followed, which its error says; 0 where it says none, or no fewer than before."""
     said = re.search(r"(?m)^\s*batch = Dim\('batch', max=(\d+)\)\s*$", str(error))
     return int(said[1]) if said and int(said[1]) < before else 0
-
-
-def are_close(one, other):
-    """Whether forward returned the same twice, but for rounding."""
-    pairs = [pair for pair in zip(pytree.tree_leaves(one), pytree.tree_leaves(other)) if all_tensors(pair)]
-    return all(a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-4, equal_nan=True) for a, b in pairs)
-
-
-def all_tensors(values):
-    return all(isinstance(value, torch.Tensor) and not value.is_complex() for value in values)
 
 
 def is_constant(program, name):

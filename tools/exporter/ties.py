@@ -4,6 +4,7 @@ from contextlib import nullcontext
 import torch
 from torch.utils import _pytree as pytree
 
+from .arguments import tensors_of
 from .check import Step, largest, widened
 from .errors import place_of_call
 from .watching import Quiet, Through, quietly
@@ -61,7 +62,7 @@ def results_of(job, dtype, order):
         if job.loss is None:
             module, args, kwargs = widened(job, dtype)
             with quietly(), Quiet():
-                leaves = pytree.tree_leaves(module(*args, **kwargs))
+                leaves = pytree.tree_leaves(tensors_of(module(*args, **kwargs)))
             return [leaf.detach().double() for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_complex()]
         step = Step(job, dtype)
         return [value.double() for value in (torch.tensor(step.loss), *step.gradients.values(), *step.buffers.values())]

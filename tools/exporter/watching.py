@@ -25,6 +25,7 @@ from .gradients import gradient_in_graph
 from .kept import are_equal
 from .packed import is_packed, of_packed
 from .selection import ARITHMETIC, COMPARES, MAKES, as_many, by_counts, choose, is_chosen, leaves_of, noted, of_chosen, places_in_rows, places_of, version_of, with_recipe
+from .small_integers import of_small_integers
 
 
 DROPOUT = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"}
@@ -102,6 +103,12 @@ class Watch(Through):
                 return found
         if name.strip("_") in ARITHMETIC:
             args = by_counts(args)
+        small = of_small_integers(EQUIVALENTS.get(name, func), name, args, kwargs)
+        if small is not None:
+            return small
+        if name == "randperm":
+            self.draws.add(name)
+            return order_drawn(*args, **kwargs)
         made = as_many(func, name, args, kwargs) if name in MAKES else None
         if made is not None:
             return made
@@ -164,20 +171,25 @@ class Watch(Through):
         return self.within(func, args, kwargs)
 
 
-GIVEN = "an input of integers"
+def order_drawn(n, *, dtype=torch.int64, device=None, **others):
+    """torch.randperm, by numbers that are drawn."""
+    return torch.rand(n, device=device).argsort().to(dtype)
+
+
+GIVEN, FED = "an input of integers", "an input of floats"
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """A number that inputs of integers decide, on the example batch."""
+    """A number that inputs of integers decide, on the example batch, or a truth that inputs decide."""
     number: int
 
 
 class Asked(TorchFunctionMode):
     """Notes what forward asks of tensors, a number for a branch say, and answers the same to the tracer, which knows no values: where it is
     asked of constants alone, neither of `open` tensors, which other batches and steps change, nor of what is made or drawn beside them. Buffers
-    that forward leaves as they are, flags say, are constants, too. So are numbers that inputs of integers alone decide, such as the longest of some lengths: the
-    file has those of the example batch, and its loss is NaN for a batch with others. Whether numbers are finite is taken to be answered alike, as a step in which
+    that forward leaves as they are, flags say, are constants, too. So are numbers that inputs of integers alone decide, such as the longest of some lengths, and
+    branches that inputs alone decide: the file has those of the example batch, and its loss is NaN for a batch with others. Whether numbers are finite is taken to be answered alike, as a step in which
     they are not is no step to learn from; and so is what decides between an error and all else, and whether a mask has an element that is true (or
     one that is false) where it has one: what is done with such elements alone is done with none of them, too."""
 
@@ -186,11 +198,13 @@ class Asked(TorchFunctionMode):
     QUESTIONS = {"item", "__bool__", "__int__", "__float__", "__index__", "tolist", "is_nonzero", "equal", "allclose"}
     FINITE, OF_FINITE = {"isfinite", "isinf", "isnan"}, {"all", "any", "logical_not", "__invert__", "bitwise_not", "logical_or", "logical_and", "__or__", "__and__"}
 
-    def __init__(self, open=(), given=(), buffers=(), answers=None):
+    TRUTHS = {"__bool__", "allclose", "equal", "is_nonzero", "item"}
+
+    def __init__(self, open=(), given=(), fed=(), buffers=(), answers=None):
         super().__init__()
         self.buffers = [(value, version_of(value), value.detach().clone()) for value in buffers]
-        self.open = {}  # what each memory depends on: numbers of buffers, GIVEN, or None for all else that changes. Tensors are kept, or another would have their place
-        for k, value in [*((None, value) for value in open), *((GIVEN, value) for value in given), *((k, value) for k, (value, *_) in enumerate(self.buffers))]:
+        self.open = {}  # what each memory depends on: numbers of buffers, GIVEN, FED, or None for all else that changes. Tensors are kept, or another would have their place
+        for k, value in [*((None, value) for value in open), *((GIVEN, value) for value in given), *((FED, value) for value in fed), *((k, value) for k, (value, *_) in enumerate(self.buffers))]:
             self.depends(value, {k})
         self.finite, self.asks_finite, self.checks = {}, False, set()
         self.uniform, self.reads_uniform = {}, False  # what is drawn from between two numbers, with these, and whether anything depends on it
@@ -218,7 +232,7 @@ class Asked(TorchFunctionMode):
                 return func(*args, **kwargs)
             answer = told.pop(0) if told else None
             if isinstance(answer, Expected):
-                self.expected.append((args[0].detach().clone(), answer.number))
+                self.expected.append((asked_of(name, args, kwargs), answer.number))
                 return answer.number
             return func(*args, **kwargs) if answer is None else answer
         out = func(*args, **kwargs)
@@ -256,8 +270,8 @@ class Asked(TorchFunctionMode):
                                                      name == "__bool__" and getattr(args[0], "counted", False) and out):
                 depends = set()
                 self.asks_found.add("{}:{}".format(*place_of(name)))
-            elif depends == {GIVEN} and name in self.NUMBERS and type(out) is int:
-                depends, out = set(), Expected(out)
+            elif depends == {GIVEN} and name in self.NUMBERS and type(out) is int or None not in depends and depends & {GIVEN, FED} and name in self.TRUTHS and type(out) is bool:
+                depends, out = depends - {GIVEN, FED}, Expected(out)
                 self.asks_inputs.add("{}:{}".format(*place_of(name)))
             numbers = pytree.tree_leaves(out) if name == "tolist" else [out]
             self.answers.setdefault(place_of("item" if name == "tolist" else name), []).extend((number, depends) for number in numbers)
@@ -278,7 +292,7 @@ class Asked(TorchFunctionMode):
         else:
             depends = set().union(*(self.open[memory][1] for memory in map(memory_of, masks) if memory in self.open))
             with torch._C.DisableTorchFunction():
-                known = not depends & {None, GIVEN} and sum(mask.numel() for mask in masks) <= MOST_PLACES and not any(map(self.has_changed, depends))
+                known = not depends & {None, GIVEN, FED} and sum(mask.numel() for mask in masks) <= MOST_PLACES and not any(map(self.has_changed, depends))
                 found = [[dim.tolist() for dim in mask.nonzero(as_tuple=True)] for mask in masks] if known else None
             self.answers.setdefault(place, []).append((found, depends))
         if found is None:
@@ -293,9 +307,18 @@ class Asked(TorchFunctionMode):
         """By place, the answers that every step gives, and None for others."""
         with torch._C.DisableTorchFunction():  # it is no question of forward's
             changed = set(filter(self.has_changed, range(len(self.buffers))))
-        changes = {None, GIVEN} | changed
+        changes = {None, GIVEN, FED} | changed
         answers = {place: [None if depends & changes else out for out, depends in each] for place, each in self.answers.items()}
         return {place: each for place, each in answers.items() if any(answer is not None for answer in each)}
+
+
+def asked_of(question, args, kwargs):
+    """The tensor of one number that a question is asked of, as it is now."""
+    if question in ("equal", "allclose"):
+        same_shape = len(args) < 2 or args[0].shape == args[1].shape
+        return (torch.isclose(*args, **kwargs) if question == "allclose" else torch.eq(*args)).all() if same_shape else torch.tensor(False)
+    value = args[0].detach().clone().reshape(())
+    return value.bool() if question in ("__bool__", "is_nonzero") else value
 
 
 MOST_PLACES = 1 << 16  # elements of masks; larger ones would make large constants
