@@ -23,6 +23,7 @@ import torch
 from exporter.check import compare_with_pytorch
 from exporter.errors import NotExported, first_line
 from exporter.model import Export
+from exporter.output import check_is_other, check_output, check_room
 from exporter.programs import find_programs
 from exporter.weightless import without_values
 
@@ -46,6 +47,9 @@ def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, ba
     kwargs = dict(kwargs or {})
     modes, undo = [(part, part.training) for part in module.modules()], ExitStack()
     try:
+        check_output(path)
+        if weights:
+            check_room(path, [*module.parameters(), *module.buffers()])
         if training is not None:
             module.train(training)
         tools = find_programs(programs) if check and weights else None
@@ -124,6 +128,7 @@ def main():
     parser.add_argument("--programs", metavar="FOLDER", help="folder of piperc and piper-run (default: PIPER_BIN, the build beside this file, or PATH)")
     asked = parser.parse_args()
     try:
+        check_is_other(asked.output, asked.what.rpartition(":")[0])
         module, args, kwargs = load(asked.what)
         export(module, args, asked.output, kwargs, training=asked.training, batch=None if asked.fixed_batch else "auto", opset=asked.opset,
                weights=not asked.no_weights, check=not asked.no_check, programs=asked.programs)

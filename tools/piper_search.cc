@@ -8,7 +8,7 @@
 #include <filesystem>
 
 #include "flag_checks.h"
-#include "piper/base/folders.h"
+#include "piper/base/outputs.h"
 #include "piper/base/process.h"
 #include "piper/base/yaml.h"
 #include "piper/planner/search.h"
@@ -101,18 +101,12 @@ Status no_fit(const SearchOptions& options, const Found& found) {
 // The result replaces an earlier one, and nothing else. That it can be written is asked before a
 // search that may take minutes.
 Status check_result(const Flags& flags) {
+  const OutputFile output{"-o", flags.output};
+  const std::string inputs[] = {flags.search.compile.model, flags.search.compile.strategy,
+                                flags.cluster, flags.profile, flags.space};
+  PIPER_TRY(check_outputs(std::span(&output, 1), inputs));
   std::error_code code;
-  PIPER_TRY(check_output(flags.output));
   if (!std::filesystem::exists(flags.output, code)) return ok_status();
-  const auto is_file = [&](const std::string& other) {
-    std::error_code error;
-    return !other.empty() && std::filesystem::equivalent(flags.output, other, error);
-  };
-  for (const std::string& input : {flags.search.compile.model, flags.search.compile.strategy,
-                                   flags.cluster, flags.profile, flags.space})
-    if (is_file(input))
-      return fail("-o {}: this file is read, and would be replaced", quote_control(flags.output))
-          .with_code(ExitCode::kUsage);
   PIPER_ASSIGN(const std::string text, read_text_file(flags.output, int64_t{1} << 20));
   if (flags.force || text.starts_with(kFoundLine)) return ok_status();
   return fail("-o {}: there is a file that piper-search has not written",

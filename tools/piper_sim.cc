@@ -1,13 +1,15 @@
 // piper-sim PLANS: what a step of a plan set takes on a machine, where devices idle and why.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 
 #include "flag_checks.h"
 #include "machine_flags.h"
-#include "piper/base/folders.h"
+#include "piper/base/outputs.h"
 #include "piper/base/process.h"
 #include "piper/inspect/html.h"
 #include "piper/plan/worlds.h"
@@ -78,9 +80,17 @@ Status run_one(const Flags& flags, const PlanSet& set) {
   return print_prediction(set, *machine, facts, flags.json, !flags.no_sensitivity);
 }
 
+Status check_files(const Flags& flags) {
+  const OutputFile outputs[] = {{"--trace", flags.trace}, {"--html", flags.html}};
+  std::vector<std::string> inputs = files_of_plans(flags.plans);
+  inputs.insert(inputs.end(), {flags.machine.cluster, flags.machine.profile});
+  std::ranges::copy(flags.measured, std::back_inserter(inputs));
+  return check_outputs(outputs, inputs);
+}
+
 // Reports each plan set of a folder, and what the steps of a batch that grows take.
 Status run(const Flags& flags) {
-  for (const std::string* path : {&flags.trace, &flags.html}) PIPER_TRY(check_output(*path));
+  PIPER_TRY(check_files(flags));
   PIPER_ASSIGN(const PlanFolder folder, read_plan_folder(flags.plans));
   if (folder.sets.size() == 1 || flags.shows()) {  // one that is not named is refused by the reader
     Result<PlanSet> set = read_plan_set(flags.plans);

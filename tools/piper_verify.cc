@@ -11,6 +11,7 @@
 #include "piper/plan/flops.h"
 #include "piper/plan/verify.h"
 #include "piper/plan/worlds.h"
+#include "piper/runtime/checkpoint.h"
 #include "version.h"
 
 namespace piper {
@@ -173,6 +174,44 @@ Result<bool> verify(const std::string& directory, bool json, bool is_oracle) {
   return proved;
 }
 
+// Returns the settings of which piper-run --switch asks --accept.
+std::vector<SettingChange> settings_to_accept(const PlanSet& from, const PlanSet& to) {
+  const Manifest &before = from.manifest, &after = to.manifest;
+  auto changes = changed_settings(before.strategy_text, after.strategy_text);
+  if (before.model_digest != after.model_digest)
+    changes.push_back({"model", before.model_digest, after.model_digest});
+  return changes;
+}
+
+void print_switch_json(const std::string& directory, const std::string& to,
+                       const StateTransfer& transfer, const std::vector<Finding>& findings,
+                       const std::vector<SettingChange>& changes) {
+  std::string accept;
+  for (const SettingChange& one : changes)
+    accept += fmt::format("{}\"{}\"", accept.empty() ? "" : ",", escape(one.setting));
+  fmt::print(
+      "{{\"from\":\"{}\",\"to\":\"{}\",\"moved_bytes\":{},\"least_bytes\":{},"
+      "\"kept_bytes\":{},\"findings\":{},\"accept\":[{}]}}\n",
+      escape(directory), escape(to), transfer.moved_bytes, transfer.least_bytes,
+      transfer.kept_bytes, findings.size(), accept);
+}
+
+void print_switch_text(const std::string& directory, const std::string& to,
+                       const StateTransfer& transfer, const std::vector<Finding>& findings,
+                       const std::vector<SettingChange>& changes) {
+  for (const Finding& finding : findings)
+    fmt::print("{} -> {}: {}: {}\n", directory, to, finding.rule, finding.text);
+  if (findings.empty())
+    fmt::print(
+        "{} -> {}: ok: {} states, each element comes once to whom holds it; {} bytes move "
+        "between ranks (the least is {}), {} stay\n",
+        directory, to, transfer.states.size(), transfer.moved_bytes, transfer.least_bytes,
+        transfer.kept_bytes);
+  for (const SettingChange& one : changes)
+    fmt::print("  {:<12}{} (piper-run --switch asks for --accept {})\n", "accept",
+               quote_control(print_change(one)), one.setting);
+}
+
 // Returns whether a job may switch from one plan set to the other: each rank gets what it is to
 // hold; and, if they are stages of one job, they train the same.
 Result<bool> verify_switch(const std::string& directory, const std::string& to, bool json,
@@ -183,20 +222,9 @@ Result<bool> verify_switch(const std::string& directory, const std::string& to, 
   std::vector<Finding> findings = verify_transfer(transfer, before, after);
   if (are_stages)
     for (Finding& finding : verify_stages(before, after)) findings.push_back(std::move(finding));
-  for (const Finding& finding : findings)
-    if (!json) fmt::print("{} -> {}: {}: {}\n", directory, to, finding.rule, finding.text);
-  if (json)
-    fmt::print(
-        "{{\"from\":\"{}\",\"to\":\"{}\",\"moved_bytes\":{},\"least_bytes\":{},"
-        "\"kept_bytes\":{},\"findings\":{}}}\n",
-        escape(directory), escape(to), transfer.moved_bytes, transfer.least_bytes,
-        transfer.kept_bytes, findings.size());
-  else if (findings.empty())
-    fmt::print(
-        "{} -> {}: ok: {} states, each element comes once to whom holds it; {} bytes move "
-        "between ranks (the least is {}), {} stay\n",
-        directory, to, transfer.states.size(), transfer.moved_bytes, transfer.least_bytes,
-        transfer.kept_bytes);
+  const auto changes =
+      are_stages ? std::vector<SettingChange>() : settings_to_accept(before, after);
+  (json ? print_switch_json : print_switch_text)(directory, to, transfer, findings, changes);
   return findings.empty();
 }
 

@@ -9,7 +9,7 @@
 
 #include "flag_checks.h"
 #include "machine_flags.h"
-#include "piper/base/folders.h"
+#include "piper/base/outputs.h"
 #include "piper/base/process.h"
 #include "piper/devices/registry.h"
 #include "piper/inspect/picture.h"
@@ -188,8 +188,12 @@ Status make_all(const Flags& flags, const Compiled& compiled) {
 
 // Asks whether what is to be written can be, before a compilation that may take minutes.
 Status check_outputs(const Flags& flags) {
-  for (const std::string* path : {&flags.svg, &flags.emit, &flags.emit_order})
-    PIPER_TRY(check_output(*path));
+  const OutputFile outputs[] = {{"--svg", flags.svg},
+                                {"--emit-onnx-training", flags.emit},
+                                {"--emit-order", flags.emit_order}};
+  const std::string inputs[] = {flags.compile.model, flags.compile.strategy, flags.machine.cluster,
+                                flags.machine.profile};
+  PIPER_TRY(check_outputs(outputs, inputs));
   if (flags.output.empty()) return ok_status();
   return check_plan_folder(flags.output, {flags.force});
 }

@@ -273,6 +273,65 @@ TEST_F(Checkpoints, FoldersAreGuarded) {
 
 // What was trained is saved also when a checkpoint cannot be written; with `ignore` the job goes
 // on.
+// Files that a run reads are as they were, whatever flag names them, and none has two uses.
+TEST_F(Checkpoints, RunsWriteNoFileThatTheyRead) {
+  const std::string step = at(kWays[0]) + "/step-000000003/";
+  const std::string files[] = {"text.bin",
+                               "one/manifest.json",
+                               "one/rank0.plan",
+                               "one/params/init.safetensors",
+                               "one/single/manifest.json",
+                               step + "checkpoint.json",
+                               step + "rank00000.safetensors"};
+  for (const std::string& file : files) {
+    const std::string before = read(file);
+    ASSERT_FALSE(before.empty()) << file;
+    for (const char* flag : {"--save", "--metrics", "--trace", "--profile"}) {
+      const auto [code, output] = run(
+          "one", fmt::format("--steps 4 --resume {} {} {}", path(at(kWays[0])), flag, path(file)));
+      EXPECT_EQ(code, 2) << flag << file << output;
+      EXPECT_NE(output.find(fmt::format("{} {}: this file is read", flag, path(file))), output.npos)
+          << output;
+      EXPECT_EQ(read(file), before) << flag << file;
+    }
+  }
+  const std::string save = " --save " + path("begin.safetensors");
+  const auto twice = run("one", "--steps 1 --metrics " + path("begin.safetensors") + save);
+  EXPECT_EQ(twice.first, 2) << twice.second;
+  EXPECT_NE(twice.second.find("--save writes this file, too"), twice.second.npos) << twice.second;
+  ASSERT_EQ(run("one", "--steps 1" + save).first, 0);
+  const std::string init = "--steps 1 --init " + path("begin.safetensors");
+  EXPECT_EQ(run("one", init + " --metrics " + path("begin.safetensors")).first, 2);
+  EXPECT_EQ(run("one", init + save).first, 0);  // as a whole, by what was trained from it
+}
+
+// The folder of a run replaces only a strategy that a run has copied there, and a folder of
+// checkpoints in it counts once it holds one.
+TEST_F(Checkpoints, FoldersOfRunsLoseNothing) {
+  const std::string out = path("mine"), own = "piper: 1  # my own words\n";
+  std::filesystem::create_directory(out);
+  std::ofstream(out + "/strategy.yaml") << own;
+  const auto refused = run("one", "--steps 1 --out " + out);
+  EXPECT_EQ(refused.first, 2) << refused.second;
+  EXPECT_NE(refused.second.find("a strategy.yaml that piper-run has not written"),
+            refused.second.npos)
+      << refused.second;
+  EXPECT_EQ(read("mine/strategy.yaml"), own);
+  const std::string folder = path("held");
+  ASSERT_EQ(run("one", "--steps 1 --checkpoint " + folder).first, 0);
+  for (const char* steps : {"2", "3"}) {
+    const auto goes_on =
+        run("one", fmt::format("--steps {} --out {} --resume {}", steps, folder, folder));
+    EXPECT_EQ(goes_on.first, 0) << goes_on.second;
+    EXPECT_TRUE(std::filesystem::exists(
+        fmt::format("{}/checkpoints/step-00000000{}/checkpoint.json", folder, steps)));
+  }
+  std::filesystem::create_directories(path(at(kWays[1])) + "/checkpoints");
+  const auto found = run("ddp2", "--steps 4 --resume " + path(at(kWays[1])));
+  EXPECT_EQ(found.first, 0) << found.second;
+  std::filesystem::remove(path(at(kWays[1])) + "/checkpoints");
+}
+
 TEST_F(Checkpoints, OneThatFailsLosesNoTraining) {
   const std::string flags = "--steps 8 --every 2 --checkpoint ";
   const auto with_fault = [&](const std::string& more) {
@@ -520,7 +579,8 @@ TEST_F(Checkpoints, MetricsAreOneSeries) {
     EXPECT_EQ(values.find("# HELP " + name + " "), values.rfind("# HELP " + name + " ")) << name;
   }
   EXPECT_GT(count, 20U) << values;
-  EXPECT_EQ(read("out/strategy.yaml").substr(0, 8), "piper: 1");
+  EXPECT_TRUE(read("out/strategy.yaml").starts_with("# Written by piper-run")) << out;
+  EXPECT_NE(read("out/strategy.yaml").find("\npiper: 1"), std::string::npos);
   std::vector<size_t> counts;
   for (const auto& file : std::filesystem::directory_iterator(out))
     if (file.path().filename().string().starts_with("events.out.tfevents."))

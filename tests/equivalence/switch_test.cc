@@ -964,6 +964,31 @@ TEST_F(Switch, PiperVerifyProvesIt) {
       "{}/bin/piper-verify {} --switch {} 2>&1", PIPER_BINARY_DIR, path("zero3x4"), path("tp4")));
   EXPECT_EQ(code, 0) << output;
   EXPECT_NE(output.find("each element comes once"), std::string::npos) << output;
+  EXPECT_EQ(output.find("--accept"), std::string::npos) << output;
+}
+
+// piper-verify names what piper-run asks to accept, and nothing else.
+TEST_F(Switch, PiperVerifyNamesWhatIsToBeAccepted) {
+  std::string train = kTrain;
+  train.replace(train.find("lr: "), 4, "lr: 1");
+  compile("steeper", "weight_versions: 2\ninclude: <ddp>\nparams: {dp: 4}\n", train);
+  const std::string verify = fmt::format("{}/bin/piper-verify {} --switch {} 2>&1",
+                                         PIPER_BINARY_DIR, path("ddp4"), path("steeper"));
+  const auto [code, output] = run_shell(verify);
+  EXPECT_EQ(code, 0) << output;
+  std::string names;
+  for (size_t at = 0; (at = output.find("--accept ", at)) != std::string::npos;) {
+    at += std::strlen("--accept ");
+    names += (names.empty() ? "" : ",") + output.substr(at, output.find(')', at) - at);
+  }
+  EXPECT_EQ(names, "optimizer.adamw.lr,weight_versions") << output;
+  EXPECT_EQ(run("ddp4", "--steps 3" + switched("steeper", 2)).first, 2);
+  const auto switched_to = run("ddp4", "--steps 3 --accept " + names + switched("steeper", 2));
+  EXPECT_EQ(switched_to.first, 0) << switched_to.second;
+  const auto json = run_shell("exec " + verify + " --json");
+  EXPECT_NE(json.second.find("\"accept\":[\"optimizer.adamw.lr\",\"weight_versions\"]"),
+            std::string::npos)
+      << json.second;
 }
 
 }  // namespace

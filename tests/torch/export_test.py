@@ -1243,6 +1243,26 @@ def assert_long_exports_say_so(path):
     assert told.getvalue() == f"{path}: forward of Linear is traced and written …\n", told.getvalue()
 
 
+class NotTraced(nn.Linear):
+    """Whose forward is not to be called."""
+
+    def forward(self, x):
+        raise AssertionError("forward was called before the place of the file was checked")
+
+
+def assert_places_are_checked_first(folder):
+    """That of the file, of the values beside it, and their room."""
+    batch, small, large = (torch.randn(4, 4),), NotTraced(4, 4), NotTraced(4, 2**17)
+    (folder / "large.onnx.data").mkdir()
+    for path, module, wanted in [(folder, small, "it is a directory"), (folder / "none/a.onnx", small, "is not a directory one can write to"),
+                                 (folder / "large.onnx", large, "large.onnx.data: it is a directory")]:
+        text = said(module, batch, path, check=False)
+        assert text.startswith("refused: cannot write") and wanted in text, text
+    with mock.patch("shutil.disk_usage", return_value=mock.Mock(free=79)):
+        text = said(small, batch, folder / "a.onnx", check=False)
+        assert text == f"refused: the values take 80 bytes, and the disk of {folder.resolve()} has room for 79", text
+
+
 def listed(path):
     import json
     model = onnx.load(str(path), load_external_data=False)
@@ -1452,6 +1472,7 @@ def main():
         assert_products_count()
         assert_tensors_are_joined()
         assert_long_exports_say_so(path)
+        assert_places_are_checked_first(path.parent)
         assert_instance_norms_have_either()
         assert_equivalents_are_those_of_torch()
         for case in range(12):

@@ -19,6 +19,7 @@
 
 #include "piper/base/digester.h"
 #include "piper/base/folders.h"
+#include "piper/base/outputs.h"
 #include "piper/base/process.h"
 
 namespace piper {
@@ -338,6 +339,37 @@ TEST_F(BaseFiles, WhatCannotBeWrittenIsKnownBefore) {
         << said(check_room(file, kMuch, "it"));
   }
   EXPECT_EQ(said(check_room("/dev/null", kMuch, "it")), "ok");
+}
+
+TEST_F(BaseFiles, WhatIsReadIsNotWritten) {
+  const std::string read = put("read", "x"), old = put("old", "x");
+  fs::create_directory(path("folder"));
+  fs::create_symlink(read, path("link"));
+  fs::create_hard_link(read, path("hard"));
+  const std::string inputs[] = {read, "", path("gone")};
+  const auto said = [&](const std::string& a, const std::string& b) {
+    const OutputFile files[] = {{"--a", a}, {"--b", b}};
+    const Status status = check_outputs(files, inputs);
+    return status ? "ok" : print_error(status.error());
+  };
+  for (const auto& [a, b] : {std::pair(old, path("new")),
+                             {"", ""},
+                             {path("gone"), old},
+                             {"/dev/null", "/dev/null"},
+                             {path("folder/new"), path("new")}})
+    EXPECT_EQ(said(a, b), "ok") << a << b;
+  for (const std::string& same : {read, path("link"), path("hard"), path("folder/../read")}) {
+    EXPECT_EQ(said("", same),
+              fmt::format("error: --b {}: this file is read, and would be replaced\n"
+                          "  = help: name another file\n",
+                          same));
+  }
+  for (const auto& [a, b] : {std::pair(old, old), {path("new"), path("folder/../new")}})
+    EXPECT_TRUE(said(a, b).starts_with(fmt::format("error: --b {}: --a writes this file, too", b)))
+        << said(a, b);
+  EXPECT_EQ(said(path("folder"), "").find("is a directory"), said(path("folder"), "").size() - 15);
+  EXPECT_EQ(files_in(path("folder/..")).size(), 4U);  // and the link
+  EXPECT_TRUE(files_in(path("gone")).empty());
 }
 
 // Those that killed writers of the same file left; not of others, nor of writers that live.

@@ -19,6 +19,7 @@ from .first_run import Begins, look_for_first_run, refuse_changed
 from .functions import CURVED, OTHER, SCALES, SUMS, Functions
 from .gradients import transforms_in_graph, write_gradients
 from .kept import Kept, are_close, copy_of
+from .output import MOST_INLINE, size_of
 from .packed import packed_whole
 from .selection import choosing_some, lengths_of_chosen
 from .ties import Ties, depends_on_ties
@@ -336,7 +337,7 @@ class Export:
                 onnxscript.ir.save(written.model, str(path))
                 return listed
             held = (*self.module.parameters(), *self.module.buffers())
-            written.save(str(path), external_data=sum(value.numel() * value.element_size() for value in held) > 2**20)
+            written.save(str(path), external_data=size_of(held) > MOST_INLINE)
         return listed
 
     def convert(self, program, copies=False):

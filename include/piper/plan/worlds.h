@@ -36,6 +36,8 @@ struct PlanFolder {
 // whatever else it is. Error (kPlan): an index was changed, or another set is where one was
 // written.
 Result<PlanFolder> read_plan_folder(const std::string& directory);
+// Returns the files of the plan sets in a folder, and of their oracles.
+std::vector<std::string> files_of_plans(const std::string& directory);
 // Returns the last part of a set's directory: "world-8", "stage-0".
 std::string name_in_folder(const PlanFolder::Set& set);
 

@@ -85,6 +85,7 @@ struct SettingChange {
   std::string setting, before, now;
 };
 std::vector<SettingChange> changed_settings(const std::string& before, const std::string& now);
+std::string print_change(const SettingChange& change);  // "clip_norm: none before, 1.0 now"
 // Lists all that a strategy, as dumped, says of training, each with its path.
 std::vector<std::string> setting_names(const std::string& strategy);
 // Whether a name that a user accepts covers a setting: the whole of it, its end or one of its
@@ -94,7 +95,8 @@ bool covers_setting(std::string_view accepted, std::string_view setting);
 // ---- Folders of checkpoints ---------------------------------------------------------------------
 
 std::string checkpoint_name(int64_t step);  // "step-000000100"
-// Returns the folder of checkpoints that is meant: one that --out of a job named has it inside.
+// Returns the folder of checkpoints that is meant: one that --out of a job named has it inside. One
+// that holds checkpoints itself is meant as long as there are none inside.
 std::string checkpoints_in(const std::string& folder);
 // Returns the steps of which the folder holds checkpoints, newest first; an unreadable folder is an
 // error, one that is not there holds none.

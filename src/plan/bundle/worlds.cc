@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "files.h"
+#include "piper/base/outputs.h"
 
 namespace piper {
 namespace {
@@ -167,6 +168,20 @@ Result<PlanFolder> read_plan_folder(const std::string& directory) {
   PlanFolder one;
   one.sets.push_back({.directory = directory});
   return one;
+}
+
+std::vector<std::string> files_of_plans(const std::string& directory) {
+  std::vector<std::string> files;
+  const auto add = [&](const std::string& folder, bool is_own) {
+    for (std::string& file : files_in(folder))
+      if (is_own || file.ends_with(".plan") || file.ends_with("/manifest.json"))
+        files.push_back(std::move(file));
+  };
+  for (const char* set : {"", "/single", "/uncut"}) {
+    add(directory + set, false);
+    for (const char* folder : {"/roles", "/params"}) add(directory + set + folder, true);
+  }
+  return files;
 }
 
 std::string name_in_folder(const PlanFolder::Set& set) {

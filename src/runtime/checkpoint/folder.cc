@@ -35,7 +35,12 @@ std::string checkpoint_name(int64_t step) { return fmt::format("{}{:09}", kPrefi
 std::string checkpoints_in(const std::string& folder) {
   std::error_code ignored;
   const std::string inside = folder + "/checkpoints";
-  return std::filesystem::is_directory(inside, ignored) ? inside : folder;
+  if (!std::filesystem::is_directory(inside, ignored)) return folder;
+  const auto holds_some = [](const std::string& place) {
+    const auto steps = list_checkpoints(file_storage(), place);
+    return steps && !steps->empty();
+  };
+  return holds_some(folder) && !holds_some(inside) ? folder : inside;
 }
 
 Result<std::vector<int64_t>> list_checkpoints(Storage& storage, const std::string& folder) {

@@ -291,6 +291,12 @@ std::vector<SettingChange> changed_settings(const std::string& before, const std
   return changes;
 }
 
+std::string print_change(const SettingChange& change) {
+  const auto print = [](const std::string& value) { return value.empty() ? "none" : value; };
+  return fmt::format("{}: {} before, {} now", change.setting, print(change.before),
+                     print(change.now));
+}
+
 std::vector<std::string> setting_names(const std::string& strategy) {
   std::vector<std::string> names;
   for (const auto& [name, value] : settings_of(strategy)) names.push_back(name);

@@ -1,6 +1,8 @@
 // Loads plans and opens data, and checks the command line against them. Called by run_plans before
 // a rank meets the others.
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 
 #include "averages.h"
 #include "choose_plans.h"
@@ -10,7 +12,9 @@
 #include "nonfinite.h"
 #include "outputs.h"
 #include "piper/base/folders.h"
+#include "piper/base/outputs.h"
 #include "piper/devices/registry.h"
+#include "piper/plan/worlds.h"
 #include "run_folder.h"
 
 namespace piper {
@@ -316,6 +320,43 @@ Status check_save(const std::string& path, const PlanSet& set) {
   return check_room(path, bytes, "--save: what is trained");
 }
 
+void add_contents(const BatchSource* data, std::vector<std::string>& files) {
+  if (data == nullptr) return;
+  for (const auto& [path, digest] : data->contents()) files.push_back(path);
+}
+
+// Returns the files that a run reads: its plans, its data and the checkpoints that it may begin
+// with.
+std::vector<std::string> files_read(const RunOptions& options, const Loaded& loaded) {
+  std::vector<std::string> files = options.data.sources;  // a mixture among them
+  for (const Loaded* one = &loaded; one != nullptr;
+       one = one->later ? &one->later->loaded : nullptr) {
+    std::ranges::move(files_of_plans(one->set.directory), std::back_inserter(files));
+    add_contents(one->data.get(), files);
+    for (const auto& set : one->evaluation) add_contents(set.get(), files);
+  }
+  if (options.start.from.empty()) return files;
+  std::vector<std::string> folders{options.start.from};
+  const std::string all = checkpoints_in(options.start.from);
+  if (const auto steps = list_checkpoints(file_storage(), all))
+    for (const int64_t step : *steps) folders.push_back(all + "/" + checkpoint_name(step));
+  for (const std::string& folder : folders)
+    if (std::error_code ignored; std::filesystem::exists(folder + "/checkpoint.json", ignored))
+      std::ranges::move(files_in(folder), std::back_inserter(files));
+  return files;
+}
+
+// What is trained may replace the file that it began with, as a whole: other files may not.
+Status check_files(const RunOptions& options, const Loaded& loaded) {
+  const std::vector<std::string> read = files_read(options, loaded);
+  const OutputFile outputs[] = {{"--save", options.save},
+                                {"--metrics", options.metrics},
+                                {"--trace", options.trace},
+                                {"--profile", options.profile}};
+  PIPER_TRY(check_outputs(outputs, read));
+  return check_outputs(std::span(outputs).subspan(1), std::span(&options.start.from, 1));
+}
+
 }  // namespace
 
 Status prepare(RunOptions& options, Loaded& loaded) {
@@ -339,14 +380,12 @@ Status prepare(RunOptions& options, Loaded& loaded) {
   for (const Loaded* one = &loaded; one != nullptr;
        one = one->later ? &one->later->loaded : nullptr)
     PIPER_TRY(check_on_nan(options, one->set));
+  PIPER_TRY(RunFolder::check(options, loaded.set));
   if (!options.out.empty()) {
     PIPER_TRY(make_folder(options.out));
     JobLog::open(options.out + "/log.txt");
   }
-  for (const std::string* path :
-       {&options.save, &options.metrics, &options.trace, &options.profile}) {
-    PIPER_TRY(check_output(*path));
-  }
+  PIPER_TRY(check_files(options, loaded));
   if (loaded.rank == 0 || !loaded.is_process())
     PIPER_TRY(check_save(options.save, last_of(loaded).set));
   if (!options.trace.empty() && options.job.trace_steps == 0) options.job.trace_steps = 1;

@@ -283,19 +283,14 @@ Status check_settings(const RunOptions& options, const PlanSet& set, const Start
   const Checkpoint& about = start.reader->about();
   std::vector<SettingChange> changes = all_changes(options, set, about, data);
   PIPER_TRY(check_accepted(asked, about.strategy_text, set.manifest.strategy_text));
-  const auto line = [](const SettingChange& one) {
-    return fmt::format("{}: {} before, {} now", one.setting,
-                       one.before.empty() ? "none" : one.before,
-                       one.now.empty() ? "none" : one.now);
-  };
   std::vector<std::string> refused;
   for (const SettingChange& one : changes) {
     const bool accepted =
         asked.how == How::kBranch ||
         std::any_of(asked.accept.begin(), asked.accept.end(),
                     [&](const std::string& name) { return covers_setting(name, one.setting); });
-    if (accepted && speaks) tell_user("other than before: " + line(one));
-    if (!accepted) refused.push_back(line(one));
+    if (accepted && speaks) tell_user("other than before: " + print_change(one));
+    if (!accepted) refused.push_back(print_change(one));
   }
   if (refused.empty() && speaks) tell_tokens(set, start, changes);
   if (refused.empty()) return ok_status();

@@ -14,6 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr std::chrono::seconds kBetweenValues{5};
+constexpr int64_t kMostStrategy = int64_t{1} << 26;
+const std::string kCopyLine = "# Written by piper-run: the strategy of the plans of this job\n";
 
 // Returns values under the names and in the units that dashboards of other trainers use.
 std::vector<std::pair<std::string, double>> scalars_of(const StepMetrics& metrics) {
@@ -47,13 +49,26 @@ void RunFolder::complete(RunOptions& options) {
     options.job.checkpoint->folder = options.out + "/checkpoints";
 }
 
+Status RunFolder::check(const RunOptions& options, const PlanSet& set) {
+  const std::string path = options.out + "/strategy.yaml";
+  std::error_code ignored;
+  if (options.out.empty() || options.evaluate_only || !fs::exists(path, ignored))
+    return ok_status();
+  PIPER_ASSIGN(const std::string text, read_text_file(path, kMostStrategy));
+  if (text.starts_with(kCopyLine) || text == set.manifest.strategy_text) return ok_status();
+  return fail("--out {}: there is a strategy.yaml that piper-run has not written",
+              quote_control(options.out))
+      .with_code(ExitCode::kUsage)
+      .with_note("help: name another folder; the plans' strategy would replace that file");
+}
+
 Status RunFolder::open(const RunOptions& options, const PlanSet& set) {
   if (options.out.empty()) return ok_status();
   folder_ = options.out;
   steps_ = options.job.steps;
   trains_ = !options.evaluate_only;
   if (!trains_) return begin_events({});
-  PIPER_TRY(write_file(folder_ + "/strategy.yaml", set.manifest.strategy_text));
+  PIPER_TRY(write_file(folder_ + "/strategy.yaml", kCopyLine + set.manifest.strategy_text));
   return begin_events(options.job.first_step);
 }
 

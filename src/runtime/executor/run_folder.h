@@ -12,6 +12,8 @@ class RunFolder {
  public:
   // Fills what DIR stands for in the options. To be called before they are read.
   static void complete(RunOptions& options);
+  // Checks that the folder holds no strategy.yaml of somebody else, which would be replaced.
+  static Status check(const RunOptions& options, const PlanSet& set);
   // Creates the folder; the plans' strategy is copied there. Nothing to do without --out. A job
   // that only evaluates adds events, and leaves all else as the job that trains wrote it.
   Status open(const RunOptions& options, const PlanSet& set);
