@@ -341,6 +341,47 @@ Done drop_report(PlanSet& set, Random& random) {
   return name;
 }
 
+std::vector<ProgramOp*> in_blocks(RoleProgram& role) {
+  std::vector<ProgramOp*> ops;
+  for (Program& program : role.programs)
+    for (ProgramOp& op : program.ops)
+      if (op.op == "ToBlocks" || op.op == "FromBlocks") ops.push_back(&op);
+  return ops;
+}
+// Ops of one rank, of one role or of all have the other type of 8 bits, so that both ends of a
+// message may agree.
+Done round_to_another_type(PlanSet& set, Random& random) {
+  std::vector<ProgramOp*> ops = in_blocks(role_or_rank(set, random));
+  if (below(random, 3) == 0) {
+    ops.clear();
+    for (RoleProgram& role : set.roles)
+      for (ProgramOp* op : in_blocks(role)) ops.push_back(op);
+  }
+  if (ops.empty()) return std::nullopt;
+  if (below(random, 3) == 0) ops = {one_of(ops, random)};
+  for (ProgramOp* op : ops)
+    op->attrs.set("to", std::string(op->attrs.text("to") == "int8" ? "float8" : "int8"));
+  return fmt::format("{} ops", ops.size());
+}
+// One op counts its blocks along another axis, or in others.
+Done round_in_other_blocks(PlanSet& set, Random& random) {
+  ProgramOp* op = one_of(in_blocks(role_or_rank(set, random)), random);
+  if (!op) return std::nullopt;
+  std::vector<std::string> names;
+  for (const auto& [name, value] : op->attrs.items())
+    if (std::holds_alternative<int64_t>(value)) names.push_back(name);
+  if (names.empty()) return std::nullopt;
+  const std::string& name = names[below(random, names.size())];
+  const int64_t value = op->attrs.integer(name);
+  op->attrs.set(name, below(random, 2) == 0 ? value * 2 : value + 1);
+  return fmt::format("{} of {}", name, op->op);
+}
+
+constexpr Mutation kRounds[] = {
+    {"round to another type", round_to_another_type},
+    {"round in other blocks", round_in_other_blocks},
+};
+
 constexpr Mutation kDoings[] = {
     {"compute another op", compute_another_op},
     {"load another input", load_another_input},
@@ -367,6 +408,7 @@ constexpr Mutation kDoings[] = {
 
 }  // namespace
 
+std::span<const Mutation> round_mutations() { return kRounds; }
 std::span<const Mutation> doing_mutations() { return kDoings; }
 
 }  // namespace piper::mutation

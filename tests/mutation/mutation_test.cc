@@ -85,6 +85,10 @@ TEST(RightPlans, OfSpreadDirectionsAreAccepted) {
   accept_right_plans(spread_strategy, kSanitized ? 2 : 12);
 }
 
+TEST(RightPlans, OfRoundedSendsAreAccepted) {
+  accept_right_plans(sending_strategy, kSanitized ? 3 : 20);
+}
+
 TEST(RightPlans, OfExpertsAreAccepted) {
   accept_right_plans(experts_strategy, kSanitized ? 2 : 20);
 }
@@ -231,6 +235,14 @@ TEST(Mutants, ThatDoSomethingElseAreCaughtBesideOneDevice) {
 TEST(Mutants, OfTwoVersionsAreCaughtBesideOneDevice) {
   catch_mutants(overlapping_strategy, doing_mutations(), kSanitized ? 1 : 6, kSanitized ? 1 : 4,
                 kSanitized ? 5 : 100, true);
+}
+
+TEST(Mutants, OfRoundedSendsAreCaughtBesideOneDevice) {
+  std::vector<Mutation> all(doing_mutations().begin(), doing_mutations().end());
+  const auto more = round_mutations();
+  for (int k = 0; k < 6; ++k) all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(sending_strategy, all, kSanitized ? 1 : 6, kSanitized ? 1 : 3, kSanitized ? 5 : 100,
+                true);
 }
 
 // Where ranks have blocks of values, too.

@@ -214,6 +214,24 @@ inline std::string joining_strategy(Random& random, size_t microbatches) {
   }
 }
 
+// What stages hand on is rounded.
+inline std::string sending_strategy(Random& random, size_t microbatches) {
+  const std::string start = "directives:\n";
+  while (true) {
+    std::string text = random_strategy(random, microbatches);
+    const size_t at = text.find(start);
+    if (at == text.npos || text.find("{pp: 1,") != text.npos) continue;
+    return text.insert(
+        at + start.size(),
+        one_of<const char*>(
+            random, {"  - send: {across: stage, dtype: int8, block: 32, lossy: true}\n",
+                     "  - send: {across: stage, dtype: float8, block: 64, lossy: true}\n",
+                     "  - send: {across: stage, dtype: bf16, lossy: true}\n",
+                     "  - send: {across: stage, dtype: int8, what: activations, lossy: true}\n"
+                     "  - send: {across: stage, dtype: f16, what: gradients, lossy: true}\n"}));
+  }
+}
+
 // Several versions of the weights, of all stages or of each its own number; two plans of three have
 // steps that overlap.
 inline std::string overlapping_strategy(Random& random, size_t microbatches) {
