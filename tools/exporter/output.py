@@ -3,13 +3,16 @@ import os
 import pathlib
 import shutil
 
+from torch.nn.parameter import is_lazy
+
 from .errors import NotExported
 
 MOST_INLINE = 2**20  # bytes of values that are in the file itself
 
 
 def size_of(values):
-    return sum(value.numel() * value.element_size() for value in values)
+    """The bytes of those that have a shape: a lazy module's have one after the first run."""
+    return sum(value.numel() * value.element_size() for value in values if not is_lazy(value))
 
 
 def check_is_other(path, source):
