@@ -1,6 +1,7 @@
 #include "equivalence/jobs.h"
 #include "piper/devices/cpu.h"
 #include "piper/frontend/autodiff.h"
+#include "piper/plan/flops.h"
 #include "piper/planner/make_dag.h"
 #include "piper/planner/sharding.h"
 
@@ -302,6 +303,17 @@ TEST(Compile, GradientsAreReducedAsTheyAreFinished) {
   }
 }
 
+// Returns whether it computes a matrix product: what does not, such as the gradient of an
+// embedding, hides no reduction.
+bool has_product(const RoleProgram& role, const Instruction& one) {
+  if (!computes(one)) return false;
+  const Program& program = role.programs[static_cast<size_t>(one.program)];
+  return std::any_of(program.ops.begin(), program.ops.end(), [&](const ProgramOp& op) {
+    const auto work = work_of(program, op);
+    return work && work->kind != OpWork::kElements;
+  });
+}
+
 // Says what rounds or adds up results of reductions: how often, and what does so with no backward
 // since that reduction, though one follows.
 struct Readers {
@@ -318,17 +330,35 @@ Readers readers_of_reductions(const RoleProgram& role) {
       const auto from = made.find(one.args[a]);
       if (from == made.end()) continue;
       ++readers.all;
-      if (!from->second && std::any_of(later, role.body.end(), computes))
+      const auto follows = [&](const Instruction& next) { return has_product(role, next); };
+      if (!from->second && std::any_of(later, role.body.end(), follows))
         readers.at_once.push_back(one.label);
       made.erase(from);
     }
-    if (computes(one))
+    if (has_product(role, one))
       for (auto& [buffer, has_run] : made) has_run = true;
     if (!info(one.kind).adds || one.stream == 0) continue;
     const size_t step = takes_pairs(one.kind) ? 2 : 1;
     for (size_t a = step - 1; a < one.args.size(); a += step) made[one.args[a]] = false;
   }
   return readers;
+}
+
+// Returns the matrix products that wait for a reduction with no other one since it.
+std::vector<std::string> products_behind_reductions(const RoleProgram& role) {
+  std::vector<std::string> waiting;
+  int32_t last = -1;  // product
+  for (size_t i = 0; i < role.body.size(); ++i) {
+    const Instruction& one = role.body[i];
+    if (!has_product(role, one)) continue;
+    for (const int32_t wait : one.waits) {
+      const Instruction& before = role.body[static_cast<size_t>(wait)];
+      if (info(before.kind).adds && before.stream != 0 && wait > last)
+        waiting.push_back(one.label + " for " + before.label);
+    }
+    last = static_cast<int32_t>(i);
+  }
+  return waiting;
 }
 
 // A computation that waits for a reduction when it has just begun leaves nothing to hide it behind.
@@ -355,6 +385,7 @@ TEST(Compile, ComputationsDoNotWaitForReductionsThatHaveJustBegun) {
       const Readers readers = readers_of_reductions(role);
       EXPECT_GT(readers.all, 2) << what;
       EXPECT_EQ(readers.at_once, std::vector<std::string>()) << what;
+      EXPECT_EQ(products_behind_reductions(role), std::vector<std::string>()) << what;
     }
   }
 }

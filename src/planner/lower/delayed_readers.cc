@@ -17,6 +17,7 @@ class ReaderDelay {
       : role_(role),
         dag_(dag),
         ends_(ends_of_overlaps(overlaps, role.body.size())),
+        products_(role),
         begun_(role.streams.size()),
         bursts_(1, begun_) {}
 
@@ -43,7 +44,7 @@ class ReaderDelay {
 
  private:
   // Holds where a result comes from that none has read. Reductions between two other computations
-  // are a burst.
+  // that have matrix products are a burst.
   struct ReducedBy {
     int32_t stream = 0;
     size_t burst = 0;
@@ -98,8 +99,7 @@ class ReaderDelay {
         results_[one.args[a]] = {one.stream, burst, begun_[at(one.stream)] - before};
       else
         results_.erase(one.args[a]);
-    if (one.kind == InstructionKind::kCompute && !moves && begun_ != bursts_.back())
-      bursts_.push_back(begun_);
+    if (!moves && products_.are_in(one) && begun_ != bursts_.back()) bursts_.push_back(begun_);
   }
   const std::vector<int64_t>& end_of(size_t burst) const {
     return burst < bursts_.size() ? bursts_[burst] : begun_;
@@ -132,6 +132,7 @@ class ReaderDelay {
   const RoleProgram& role_;
   const Dag& dag_;
   const std::vector<int64_t> ends_;
+  const ProgramProducts products_;
   std::vector<int64_t> begun_;                      // by stream: bytes of reductions
   std::vector<std::vector<int64_t>> bursts_;        // what had begun before and after each
   std::unordered_map<int32_t, ReducedBy> results_;  // by buffer

@@ -6,7 +6,8 @@
 namespace piper {
 
 // Delays what rounds, adds up or keeps the result of a reduction on another stream. Reductions that
-// begin between the same two backwards are a burst. What reads one of them stands where as many
+// begin between the same two backwards are a burst, where both have matrix products: others do not
+// last until any of it has moved. What reads one of them stands where as many
 // bytes as those up to it have begun to move after the burst: of equal layers behind the next
 // layer's, as PyTorch's fully sharded data parallelism does. At the latest it stands
 // before the first other instruction that uses its buffers. So backwards run beside reductions, and

@@ -7,6 +7,7 @@
 
 #include "at.h"
 #include "piper/base/memory.h"
+#include "piper/plan/flops.h"
 #include "segments.h"
 
 namespace piper {
@@ -281,6 +282,19 @@ bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
   const auto sharded = [&](int32_t axis) { return dag.mesh[at(axis)].sharded; };
   const bool of_values = one.micro >= 0 && std::all_of(axes.begin(), axes.end(), sharded);
   return !of_values && !is_over_cells(dag, axes);
+}
+
+ProgramProducts::ProgramProducts(const RoleProgram& role) : have_(role.programs.size()) {
+  for (size_t p = 0; p < have_.size(); ++p)
+    have_[p] = std::ranges::any_of(role.programs[p].ops, [&](const ProgramOp& op) {
+      const Result<OpWork> work = work_of(role.programs[p], op);
+      return !work || work->kind != OpWork::kElements;
+    });
+  if (std::ranges::count(have_, true) == 0) have_.clear();
+}
+
+bool ProgramProducts::are_in(const Instruction& one) const {
+  return one.kind == InstructionKind::kCompute && (have_.empty() || have_[at(one.program)]);
 }
 
 std::vector<int64_t> ends_of_overlaps(const std::vector<Overlap>& overlaps, size_t instructions) {

@@ -27,6 +27,17 @@ std::vector<bool> placed_reductions(const Dag& dag, const std::vector<TaskId>& t
 // Returns whether it is a reduction between peers, what is added up or rounded for it, or a sum of
 // what one has left.
 bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag);
+// Knows which computations have a matrix product: what has none, such as the gradient of an
+// embedding or a sum, takes no time beside a collective. Where none has any, or programs are
+// elsewhere, all count.
+class ProgramProducts {
+ public:
+  explicit ProgramProducts(const RoleProgram& role);
+  bool are_in(const Instruction& one) const;
+
+ private:
+  std::vector<bool> have_;  // by program
+};
 // Returns by instruction the last one of the overlap that it is in, or -1.
 std::vector<int64_t> ends_of_overlaps(const std::vector<Overlap>& overlaps, size_t instructions);
 // Both change role.body only (insert_gathers may add buffers) and give by old position the new

@@ -159,18 +159,21 @@ void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t c
 namespace {
 
 // Returns, by instruction, until when its arguments keep their memory. Those of a collective keep
-// it through the next computation of another stream: a value of that one in their place would make
-// it wait for a collective that it does not need, such as the reduce-scatter of the gradients
-// before it.
+// it through the next computation of another stream, and the next one that has a matrix product: a
+// value of that one in their place would make it wait for a collective that it does not need, such
+// as the reduce-scatter of the gradients before it.
 std::vector<int64_t> kept_until(const RoleProgram& role, const std::vector<int64_t>& held_until) {
   std::vector<int64_t> until(role.body.size());
-  int64_t next = -1;  // computation
+  const ProgramProducts products(role);
+  int64_t next = -1, product = -1;  // computations
   for (auto i = std::ssize(role.body) - 1; i >= 0; --i) {
     const Instruction& one = role.body[at(i)];
     until[at(i)] = std::max(i, held_until[at(i)]);
-    if (is_collective(one.kind) && next >= 0 && role.body[at(next)].stream != one.stream)
-      until[at(i)] = std::max(until[at(i)], next);
+    for (const int64_t later : {next, product})
+      if (is_collective(one.kind) && later >= 0 && role.body[at(later)].stream != one.stream)
+        until[at(i)] = std::max(until[at(i)], later);
     if (one.kind == InstructionKind::kCompute) next = i;
+    if (products.are_in(one)) product = i;
   }
   return until;
 }
