@@ -376,6 +376,7 @@ TEST(Compile, ComputationsDoNotWaitForReductionsThatHaveJustBegun) {
        ", shard: [optimizer, gradients], reduce: {when: per_microbatch, dtype: bf16}"},
       {"interleaved-1f1b", {2, 2, 4}, ", shard: [optimizer, gradients], reduce: {dtype: bf16}"},
       {"zb-h1", {2, 2, 4}, ", shard: [optimizer, gradients], reduce: {when: per_microbatch}"},
+      {"dualpipev", {2, 2, 4}, ", shard: [optimizer, gradients], reduce: {when: per_microbatch}"},
   };
   for (const auto& one : cases) {
     const std::string what = std::string(one.file) + one.with;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "at.h"
 #include "gathers.h"
@@ -19,14 +20,19 @@ class ReaderDelay {
         ends_(ends_of_overlaps(overlaps, role.body.size())),
         products_(role),
         begun_(role.streams.size()),
-        bursts_(1, begun_) {}
+        bursts_(1, begun_),
+        may_leave_(role.body.size()),
+        left_(role.body.size()) {
+    for (const Overlap& overlap : overlaps) find_leavers(overlap);
+  }
 
   // Returns the positions in the new order.
   std::vector<int32_t> run() {
     for (size_t i = 0; i < role_.body.size(); ++i) {
       if (ends_[i] >= 0) {
         if (i == 0 || ends_[i - 1] != ends_[i]) release_for_overlap(i);
-        emit(i);
+        left_[i] = may_leave_[i] && must_wait(role_.body[i], held_.size());
+        left_[i] ? hold(i) : emit(i);
         if (at(ends_[i]) == i) release_ready();
       } else if (!rises(role_, role_.body[i], dag_)) {
         release_for(role_.body[i]);
@@ -41,6 +47,8 @@ class ReaderDelay {
     release_first(held_.size());
     return std::move(order_);
   }
+  // Returns whether the instruction was in an overlap and is behind it now.
+  bool has_left(size_t i) const { return left_[i]; }
 
  private:
   // Holds where a result comes from that none has read. Reductions between two other computations
@@ -51,6 +59,19 @@ class ReaderDelay {
     int64_t bytes = 0;  // of the burst, up to its own
   };
 
+  // Lets a computation leave its overlap if it rises, begins no half, and shares no buffer with
+  // what stays behind it.
+  void find_leavers(const Overlap& overlap) {
+    std::unordered_set<int32_t> used;  // by what stays
+    for (int32_t i = overlap.end - 1; i > overlap.first; --i) {
+      const Instruction& one = role_.body[at(i)];
+      const bool shares =
+          std::ranges::any_of(one.args, [&](int32_t a) { return used.contains(a); });
+      may_leave_[at(i)] = !shares && i != overlap.second && one.kind == InstructionKind::kCompute &&
+                          rises(role_, one, dag_);
+      if (!may_leave_[at(i)]) used.insert(one.args.begin(), one.args.end());
+    }
+  }
   // Returns whether it reads the result of a reduction behind whose burst fewer bytes have begun to
   // move, or shares a buffer with one of the first instructions that are held.
   bool must_wait(const Instruction& one, size_t first) const {
@@ -126,7 +147,8 @@ class ReaderDelay {
     release_first(count);
   }
   void release_for_overlap(size_t first) {
-    for (size_t i = first; i <= at(ends_[first]); ++i) release_for(role_.body[i]);
+    for (size_t i = first; i <= at(ends_[first]); ++i)
+      if (!may_leave_[i]) release_for(role_.body[i]);
   }
 
   const RoleProgram& role_;
@@ -138,19 +160,25 @@ class ReaderDelay {
   std::unordered_map<int32_t, ReducedBy> results_;  // by buffer
   std::vector<size_t> held_;                        // in order
   std::unordered_map<int32_t, int> held_uses_;      // by buffer
+  std::vector<bool> may_leave_, left_;              // overlaps, by instruction
   std::vector<int32_t> order_;
 };
 
 }  // namespace
 
 std::vector<int32_t> delay_readers(RoleProgram& role, const Dag& dag,
-                                   const std::vector<Overlap>& overlaps) {
+                                   std::vector<Overlap>& overlaps) {
+  ReaderDelay delay(role, dag, overlaps);
+  const std::vector<int32_t> order = delay.run();
+  for (Overlap& overlap : overlaps)
+    while (delay.has_left(at(overlap.end - 1))) --overlap.end;
   std::vector<int32_t> moved(role.body.size());
   std::vector<Instruction> body;
   body.reserve(role.body.size());
-  for (int32_t i : ReaderDelay(role, dag, overlaps).run()) {
+  for (int32_t i : order) {
     moved[at(i)] = static_cast<int32_t>(body.size());
     body.push_back(std::move(role.body[at(i)]));
+    if (delay.has_left(at(i))) body.back().stream = 0;
   }
   role.body = std::move(body);
   return moved;
