@@ -73,14 +73,23 @@ TEST_P(PlacedParts, TrainAsOneDeviceDoes) {
 }
 
 // Returns a strategy of placed parts beside chunks of tokens; the compiler makes its order.
-std::string chunks(const std::string& splits) {
-  return "annotate: [{balance: {tag: stage, into: 4}}]\ndirectives:\n"
+std::string chunks(const std::string& splits, int64_t stages = 4) {
+  return fmt::format("annotate: [{{balance: {{tag: stage, into: {}}}}}]\ndirectives:\n", stages) +
          "  - split: {dim: batch, into: 2}\n"
          "  - split: {dim: tokens, into: 4, as: seq}\n"
          "  - place: {where: {stage: s, part: absent}, on: {pp: s % P}}\n"
          "  - place: {where: {part: k}, on: {pp: k}}\n" +
          splits;
 }
+// As it, in the order of Seq1F1B: an item takes one chunk, with what of it is in no part.
+const std::string kChunksInOrder = R"(  - order:
+      each: pp
+      program: |
+        let ahead = P-r-1 + 3
+        repeat ahead:       F
+        repeat M*4 - ahead: F B
+        repeat ahead:       B
+)";
 const std::string kPp2 = "{pp: 2}", kPp4 = "{pp: 4}", kDp = "{pp: 2, dp: 2}";
 
 INSTANTIATE_TEST_SUITE_P(
@@ -99,6 +108,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"llama2_bf16", "llama-hf", kPp2,
              vocabulary(2, kHead2, "  - precision: {compute: bf16}\n")},
         Case{"llama2_chunks", "llama-hf", kPp2, chunks(kHead2)},
+        Case{"llama2_chunks_in_order", "llama-hf", kPp2, chunks(kHead2, 2) + kChunksInOrder},
+        Case{"gpt2_tied_chunks_in_order", "gpt-deep", kPp2, chunks(kBoth2, 2) + kChunksInOrder},
         Case{"gpt2_chunks", "gpt-deep", kPp2, chunks(kHead2)},
         Case{"gpt2_tied_chunks", "gpt-deep", kPp2, chunks(kBoth2)},
         Case{"gpt2_dp", "gpt-deep", kDp, vocabulary(2, kBoth2, "  - replicate: {over: dp}\n")},

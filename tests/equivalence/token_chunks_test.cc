@@ -99,6 +99,33 @@ const std::string kOneByOne = R"(  - name: order
           B[mb=i, share=0] B[mb=i, share=1]
 )";
 
+// Items name parts of the loss for some chunks of tokens, or shares of samples, and others whole.
+const std::string kLossInParts = "  - split: {scope: \"**/lm_head\", dim: 1, into: 2, as: part}\n";
+const std::string kLossOfChunks = kLossInParts + R"(  - place: {where: {stage: s}, on: {pp: s}}
+  - order:
+      each: pp
+      program: |
+        if r == 0:
+          repeat M*4: F
+          repeat M*4: B
+        else:
+          repeat M:
+            F F F
+            for p in 0..2: F[seq=3, part=p]
+            B[seq=3, part=0] B B B B
+)";
+const std::string kLossOfShares = kLossInParts + R"(  - place: {where: {stage: s}, on: {pp: s}}
+  - order:
+      each: pp
+      program: |
+        if r == 0:
+          F F B B
+        else:
+          repeat M:
+            F[share=0] B[share=0]
+            for p in 0..2: F[share=1, part=p] B[share=1, part=p]
+)";
+
 struct Case {
   std::string name, directives, mesh = "{}", include = "", model = "gpt-deep";
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
@@ -198,6 +225,8 @@ INSTANTIATE_TEST_SUITE_P(
              kChunks + "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n",
              "{dp: 2}"},
         pipeline("seq1f1b", "seq1f1b", ""),
+        Case{"loss_of_chunks", kBatch + kChunks + kLossOfChunks, "{pp: 2}", kStages},
+        Case{"loss_of_shares", kShares + kLossOfShares, "{pp: 2}", kStages},
         pipeline("seq1f1b_dp", "seq1f1b", "  - replicate: {over: dp}\n", "{dp: 2}",
                  ", token_chunks: 2"),
         pipeline("terapipe", "terapipe", ""), Case{"shares_in_turn", kShares},

@@ -126,6 +126,16 @@ int32_t OrderPool::part_of(const Task& task) const {
   return kNoTag;
 }
 
+// Chunks of tokens and shares of samples are no parts: each has the parts of its own.
+bool OrderPool::tells_parts(ptrdiff_t tag) const {
+  return tag != spans_ && tag != tokens_ && tag != shares_ && std::ranges::count(within_, tag) > 0;
+}
+
+bool OrderPool::is_in_part(const Entry& entry) const {
+  return std::ranges::any_of(
+      within_, [&](ptrdiff_t tag) { return tells_parts(tag) && tag_of(entry, tag) != kNoTag; });
+}
+
 // Where BI and BW are tasks, B is a BI with its BW, or the one of them that there is.
 bool OrderPool::has_pass(const Entry& entry, const std::string& pass) const {
   const TaskPass is = task(entry).pass;
@@ -213,28 +223,38 @@ Result<Taken> OrderPool::take(const OrderItem& item, int32_t number) {
   return taken;
 }
 
-std::vector<size_t> OrderPool::taken_with(size_t entry, const OrderItem& item) const {
-  const Entry& next = entries_[entry];
-  const bool names_part = std::ranges::any_of(item.tags, [&](const auto& tag) {
-    return std::ranges::count(within_, place_of_tag(dag_, tag.first)) > 0;
-  });
-  const bool takes_shares = shares_ >= 0 && !names_part;
-  if ((spans_ < 0 && !takes_shares) || task(next).micro < 0) return {entry};
+std::vector<size_t> OrderPool::left_of(const Entry& next, const OrderItem& item,
+                                       const std::vector<ptrdiff_t>& alike) const {
   const auto [first, end] = std::ranges::equal_range(
       entries_, task(next).micro, {}, [&](const Entry& each) { return task(each).micro; });
-  std::vector<size_t> left, taken;
-  bool is_last = true;
+  std::vector<size_t> left;
   for (auto each = first; each != end; ++each) {
-    if (each->chunk != next.chunk || !has_pass(*each, item.pass) || is_taken(*each, item.pass))
-      continue;
-    left.push_back(static_cast<size_t>(each - entries_.begin()));
-    is_last = is_last && (left.back() == entry || part_of(task(*each)) == kNoTag);
+    const bool is_like = std::ranges::all_of(
+        alike, [&](ptrdiff_t tag) { return tag < 0 || tag_of(*each, tag) == tag_of(next, tag); });
+    if (is_like && each->chunk == next.chunk && has_pass(*each, item.pass) &&
+        !is_taken(*each, item.pass))
+      left.push_back(static_cast<size_t>(each - entries_.begin()));
   }
-  if (takes_shares) return left;
+  return left;
+}
+
+std::vector<size_t> OrderPool::taken_with(size_t entry, const OrderItem& item) const {
+  const Entry& next = entries_[entry];
+  const auto names = [&](const auto& is) {
+    return std::ranges::any_of(item.tags,
+                               [&](const auto& tag) { return is(place_of_tag(dag_, tag.first)); });
+  };
+  const bool names_part = names([&](ptrdiff_t tag) { return tells_parts(tag); });
+  const bool one_share = names_part || names([&](ptrdiff_t tag) { return tag == shares_; });
+  if ((spans_ < 0 && (shares_ < 0 || one_share)) || task(next).micro < 0) return {entry};
+  const std::vector<size_t> left = left_of(next, item, {tokens_, one_share ? shares_ : -1});
+  if (!names_part) return left;
+  const bool is_last = std::ranges::none_of(
+      left, [&](size_t each) { return each != entry && is_in_part(entries_[each]); });
+  std::vector<size_t> taken;
   for (const size_t each : left) {
     const bool before = tag_of(entries_[each], spans_) < tag_of(next, spans_);
-    if (!names_part || each == entry ||
-        (part_of(task(entries_[each])) == kNoTag && (before || is_last)))
+    if (each == entry || (!is_in_part(entries_[each]) && (before || is_last)))
       taken.push_back(each);
   }
   return taken;

@@ -68,6 +68,9 @@ class OrderPool {
   bool has_pass(const Entry& entry, const std::string& pass) const;
   bool is_taken(const Entry& entry, const std::string& pass) const;
   int64_t value_of(const Entry& entry, const std::string& tag) const;
+  // Returns what is left of an item's pass, of the stage, microbatch and values of tags of `next`.
+  std::vector<size_t> left_of(const Entry& next, const OrderItem& item,
+                              const std::vector<ptrdiff_t>& alike) const;
   // Returns what an item takes whose next task is that of the entry.
   std::vector<size_t> taken_with(size_t entry, const OrderItem& item) const;
   void take_one(Entry& entry, const OrderItem& item, int32_t number, Taken& taken);
@@ -87,6 +90,9 @@ class OrderPool {
   }
   // Returns the part that a task is, or its chunk of tokens; kNoTag: neither.
   int32_t part_of(const Task& task) const;
+  // Returns whether values of the tag are parts of a region.
+  bool tells_parts(ptrdiff_t tag) const;
+  bool is_in_part(const Entry& entry) const;
   // A stage, chunk of tokens or span and part, and microbatch, of which each pass has one task.
   using Unit = std::tuple<int32_t, std::vector<int32_t>, int32_t>;
   Unit unit_of(const Entry& entry) const;
