@@ -81,6 +81,10 @@ std::vector<Pair> pairs() {
       {"as_one_zero3", "dualpipe", 2, 4, over("[dp, dir]", kZero3), "dp: 2", "gpt-deep", plain},
       {"some", "dualpipe", 2, 4,
        "  - replicate: {over: dir, match: \"**/qkv/*\", shard: [optimizer]}\n"},
+      {"offloaded", "dualpipe", 2, 4,
+       over("dir", "optimizer") + "  - offload: {what: parameters}\n"},
+      {"offloaded_zero3", "chimera", 2, 4,
+       over("dir", kZero3) + "  - offload: {what: parameters}\n"},
       {"tied", "dualpipe", 2, 4, over("dir", "optimizer"), "", "gpt"},
       {"tied_far", "dualpipe", 4, 8, over("dir", "optimizer"), "", "gpt-deep"},
       {"mlp", "chimera", 2, 4, over("dir", "optimizer"), "", "mlp"}};

@@ -8,12 +8,15 @@ namespace piper {
 
 namespace {
 
-// Marks the runs that are cut from parameters, and the runs of these.
+// Marks the runs that are cut from parameters, the runs of these, and what is loaded of either.
 std::vector<bool> runs_of_parameters(const RoleProgram& role) {
   std::vector<bool> marked(role.buffers.size());
+  const auto derives = [](const Instruction& one) {
+    return one.kind == InstructionKind::kOwnPart || one.kind == InstructionKind::kCopy;
+  };
   for (const auto* section : role.sections())
     for (const Instruction& one : *section)
-      for (size_t a = 0; one.kind == InstructionKind::kOwnPart && a + 1 < one.args.size(); a += 2)
+      for (size_t a = 0; derives(one) && a + 1 < one.args.size(); a += 2)
         if (marked[one.args[a]] || !role.tensor(one.args[a]).param.empty())
           marked[one.args[a + 1]] = true;
   return marked;
