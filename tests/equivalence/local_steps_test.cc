@@ -127,6 +127,12 @@ const Way kWays[] = {
      "include: [<memory/by-parameter>, <experts/experts>]\nparams: {dp: 2, ep: 2}\n"
      "mesh: {site: 2}\ndirectives:\n",
      "qwen3-moe-hf", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
+    {"folded_experts",  // over both axes, those of attention over the second
+     "mesh: {site: 2, dp: 2, tp: 2}\ndirectives:\n"
+     "  - shard: {match: \"**/{q,k,v}_proj/weight\", dim: 0, over: tp}\n"
+     "  - shard: {match: \"**/experts/*\", dim: 0, over: [dp, tp]}\n"
+     "  - replicate: {over: dp}\n",
+     "qwen3-moe-hf", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},
     {"runs_of_runs",  // a bias of one element over four ranks
      "include: <memory/hpz>\nparams: {nodes: 2, gpus: 2}\nmesh: {site: 2}\ndirectives:\n",
      "two-tower", "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}", false},

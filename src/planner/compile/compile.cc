@@ -120,6 +120,9 @@ std::vector<AxisCut> cuts_of_outer(const Graph& graph, const Making& making) {
                             .zigzag = one.layout.mirrored});
     }
   }
+  std::ranges::stable_sort(cuts, {}, [&](const AxisCut& cut) {
+    return std::ranges::find(making.cut_axes, cut.axis) - making.cut_axes.begin();
+  });
   for (AxisCut& cut : cuts)
     for (ShardSeed& seed : cut.seeds)
       if (const auto left = padded.find(seed.value); left != padded.end() && seed.dim >= 0) {
@@ -140,7 +143,9 @@ Shape padded_shape(const Value& value, const std::vector<MeshAxis>& mesh) {
   return shape;
 }
 
-void note_kept(const Graph& graph, Making& of_step) {
+void note_kept(const Graph& graph, const std::vector<AxisCut>& cuts, Making& of_step) {
+  of_step.cut_axes.clear();
+  for (const AxisCut& cut : cuts) of_step.cut_axes.push_back(cut.axis);
   for (const Param& param : graph.params) {
     const Value& value = graph.value(param.value);
     const CutOfState lies{value.over, padded_shape(value, of_step.strategy.mesh)};
@@ -221,7 +226,7 @@ Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
     graph = std::move(made.graph);
   }
   PIPER_TRY(check_packed(graph, making.strategy));
-  if (!making.is_section()) note_kept(graph, making);
+  if (!making.is_section()) note_kept(graph, cuts, making);
   const std::vector<std::string> lines = layouts_of(graph, cuts);
   making.compiled.layouts.insert(making.compiled.layouts.begin(), lines.begin(), lines.end());
   return graph;
@@ -544,6 +549,7 @@ Result<Lowered> lower_section(const Graph& graph, const Cut& cut, const Making& 
                 .evaluation = nullptr,
                 .of_evaluation = of_step.of_evaluation,
                 .lie = of_step.lie,
+                .cut_axes = of_step.cut_axes,
                 .in_blocks = of_step.in_blocks,
                 .trained = of_step.trained,
                 .copies = of_step.copies,
@@ -831,7 +837,7 @@ class Compilation {
     return make_plans(graph_, cut_,
                       {target, options_, strategy_, steps_, compiled_, variables_, *costs_,
                        summing_, evaluation_ ? &*evaluation_ : nullptr, of_evaluation_, lie_,
-                       in_blocks_, outer_, of_outer_, &trained_parts_, &ranges_});
+                       cut_axes_, in_blocks_, outer_, of_outer_, &trained_parts_, &ranges_});
   }
 
   const CompileOptions& options_;
@@ -851,6 +857,7 @@ class Compilation {
   Summing summing_, of_evaluation_;
   std::vector<Summing> of_outer_;  // as `outer_`
   std::map<std::string, CutOfState> lie_;
+  std::vector<int32_t> cut_axes_;
   InBlocksOf in_blocks_;
 };
 

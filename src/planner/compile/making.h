@@ -40,6 +40,7 @@ struct Making {
   Summing& of_evaluation;   // as `summing`
   // How axes cut each parameter and buffer of the step; an evaluation cuts them alike.
   std::map<std::string, CutOfState>& lie;
+  std::vector<int32_t>& cut_axes;  // that cut the step, the first one first; outer updates likewise
   // How the strategy's plan sends parameters and gradients in blocks; reference plans round so.
   InBlocksOf& in_blocks;
   std::span<const OuterGraph> outer = {};                       // the steps between local steps
