@@ -254,6 +254,27 @@ TEST(Recompute, ABudgetHoldsWhatOthersName) {
   }
 }
 
+// Rows that stay and rows that are made again are in the order of the same experts' numbers.
+TEST(Recompute, KeepsWhatSendsRowsThatStay) {
+  const char* model = "qwen3-moe-hf";
+  if (!std::filesystem::exists(jobs::model_path(model, "model.onnx"))) GTEST_SKIP();
+  const auto trained = [&](const std::string& recompute) {
+    const auto compiled =
+        jobs::compile_text(model,
+                           "piper: 1\nmesh: {ep: 2}\ndirectives:\n"
+                           "  - shard: {input: \"*\", dim: 0, over: ep}\n"
+                           "  - shard: {match: \"**/experts/*\", dim: 0, over: ep}\n" +
+                               recompute,
+                           jobs::kAdamW, {});
+    EXPECT_TRUE(compiled) << print_error(compiled.error());
+    return jobs::train(compiled->set, model, kSteps);
+  };
+  const auto kept = trained(""),
+             again = trained("  - recompute: {ops: [RmsNorm, SwiGlu]}\n  - recompute: {}\n");
+  ASSERT_TRUE(kept && again);
+  jobs::expect_equal_bits(*again, *kept, "without recomputation");
+}
+
 TEST(Recompute, NamesMicrobatchesThatThereAre) {
   const char* model = "gpt";
   if (!std::filesystem::exists(jobs::model_path(model, "model.onnx"))) GTEST_SKIP();

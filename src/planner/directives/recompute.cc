@@ -83,6 +83,7 @@ class Recomputer {
       for (size_t d = 0; d < recomputes_.size(); ++d)
         if (is_rest(recomputes_[d]) == rest) PIPER_TRY(choose(d));
     take_views();
+    find_routed();
     kept_.resize(groups_.size());
     for (size_t g = 0; g < groups_.size(); ++g)
       if (recomputes_[groups_[g].directive].budget_bytes) PIPER_TRY(fit(g));
@@ -345,9 +346,42 @@ class Recomputer {
         name += fmt::format("{}{}={}", name.empty() ? "" : " ", graph_.tag_names[t], tags[t]);
     return name.empty() ? "the model" : name;
   }
+  // Finds what works on rows that are at the ranks of their experts, by the value that sent them.
+  void find_routed() {
+    std::map<ValueId, ValueId> sent_by;
+    for (size_t i = 0; i < count_; ++i) {
+      const Node& node = graph_.nodes[i];
+      if (node.pass != Pass::kF) continue;
+      ValueId by = node.op == "Dispatch" ? node.inputs[1] : ValueId();
+      for (const ValueId input : node.inputs)
+        if (const auto rows = sent_by.find(input); !by.valid() && rows != sent_by.end())
+          by = rows->second;
+      if (!by.valid()) continue;
+      routed_[by].push_back(NodeId(i));
+      if (node.op == "Combine") continue;
+      for (const ValueId output : node.outputs) sent_by.emplace(output, by);
+    }
+  }
+  // Returns whether rows stay that the value has sent, while others of them are made again: both
+  // are in one order only where the value stays, too.
+  bool sends_kept_rows(const Variant& variant, ValueId value, int32_t group) const {
+    const auto routed = routed_.find(value);
+    if (routed == routed_.end()) return false;
+    const std::vector<bool>& kept = kept_[static_cast<size_t>(group)];
+    return std::ranges::any_of(routed->second, [&](NodeId id) {
+      const Node& node = graph_.node(id);
+      return variant.group[id.index()] != group ||
+             (!kept.empty() && node.op != "Combine" && makes_any(node, kept));
+    });
+  }
+  static bool makes_any(const Node& node, const std::vector<bool>& of) {
+    return std::ranges::any_of(node.outputs,
+                               [&](ValueId id) { return id.valid() && of[id.index()]; });
+  }
   // Returns whether the value is there anyway when the backward pass comes: what a group hands on.
   bool is_kept(const Variant& variant, ValueId value) const {
     const int32_t group = group_of(variant, value);
+    if (sends_kept_rows(variant, value, group)) return true;
     if (!kept_[static_cast<size_t>(group)].empty())
       return kept_[static_cast<size_t>(group)][value.index()];
     if (!directive_of(group).ops.empty()) return false;
@@ -578,6 +612,7 @@ class Recomputer {
   std::vector<Group> groups_;
   std::map<Group, int32_t> ids_;
   std::vector<std::vector<NodeId>> all_readers_;  // of the graph without copies
+  std::map<ValueId, std::vector<NodeId>> routed_;  // by what sends rows to experts, and back
   std::vector<NodeId> copies_;                    // by node
   std::vector<std::vector<bool>> kept_;  // by group, then value: what a budget has chosen; or empty
   std::vector<std::string> fitted_;      // what it chose, for people
