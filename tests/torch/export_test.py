@@ -501,6 +501,28 @@ class Watched(nn.Module):
         return (h * (wrapped + small / 3) / 255).square().mean() + self.found["out"].square().mean() + (h.sum() * pairs).mean()
 
 
+class Pairs(nn.Module):
+    """Pairs of samples with the same label, or with others, which matrices are made of, in a way that a frozen number decides."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.curve = nn.Linear(4, 4), nn.Parameter(torch.tensor(0.5), requires_grad=False)
+
+    def forward(self, x, labels):
+        h = self.fc(x)
+        likeness = h @ h.T if self.curve > 0 else -torch.cdist(h, h)
+        same = labels[:, None] == labels
+        masks = []
+        for pairs in same & ~torch.eye(len(same), dtype=torch.bool), ~same:
+            mask, (first, second) = torch.zeros_like(likeness), torch.where(pairs)
+            mask[first, second] = 1
+            masks.append(mask)
+        weighed = torch.zeros_like(likeness)
+        weighed[first, second] = (h[first] - h[second]).square().sum(-1)
+        assert not torch.any((masks[0] == 1) & (masks[1] == 1)), "a pair is of either kind"
+        return (likeness * masks[0]).square().mean() + F.softplus(likeness * masks[1]).sum() / masks[1].sum() + weighed.mean()
+
+
 class Strides(nn.Module):
     """Windows of what lies in memory otherwise than its dims say."""
 
@@ -1389,6 +1411,9 @@ def main():
             differ = differences_after(first, batches, path, 1e-4) if kind in ("kept", "number", "scaled") else []
             assert differ == [], (kind, differ)
         cases.append((said(Watched(), (batches[0], torch.randint(0, 256, (4, 4), dtype=torch.uint8)), path), ["4 parameters to train", "forward changes its input x in place", "is one of PyTorch: loss"]))
+        pairs = Pairs()
+        for labels in ([0, 1, 0, 2], [0, 1, 2, 3]):
+            cases.append((said(pairs, (batches[0], torch.tensor(labels)), path), ["2 parameters to train", "is one of PyTorch: loss"]))
         cases.append((said(Returns(), (Found(batches[0], {"y": [batches[1]]}),), path), ["2 parameters to train", "is one of PyTorch: loss"]))
         labels = torch.tensor([[1, 1], [2, 3], [4, 1], [1, 2]])
         cases.append((said(Speech(), (torch.randn(4, 6, 4), labels, torch.tensor([2, 1, 0, 2])), path), ["elements\n  one step", "is one of PyTorch: loss"]))

@@ -134,7 +134,9 @@ class Export:
         args, kwargs = copy.deepcopy(given)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         whole = lambda leaf: not leaf.is_floating_point() and not leaf.is_complex()  # noqa: E731
-        asked = Asked(self.module.parameters(), filter(whole, tensors), filterfalse(whole, tensors), self.module.buffers())
+        trained = lambda value: value.requires_grad  # noqa: E731
+        parameters = [*self.module.parameters()]
+        asked = Asked(filter(trained, parameters), filter(whole, tensors), filterfalse(whole, tensors), [*self.module.buffers(), *filterfalse(trained, parameters)])
         with quietly(), torch.enable_grad(), lengths_of_chosen(), asked:
             try:
                 out = tensors_of(self.module(*args, **kwargs))

@@ -217,6 +217,8 @@ def of_chosen(func, name, args, kwargs):
     if together and name.rstrip("_") in ("index_add", "scatter_add") and not is_chosen(first) and not kwargs and args[1] % first.dim() == 0 and all(map(is_chosen, args[2:4])):
         zeros, place = torch.zeros_like(args[3]), torch.where(widened(rows, args[2]), args[2], 0)
         return func(first, args[1], place, torch.where(widened(rows, args[3]), args[3], zeros))
+    if together and name == "__setitem__" and not is_chosen(first) and isinstance(args[1], tuple) and 1 < len(args[1]) <= first.dim() and all(is_places(place) for place in args[1]):
+        return at_several(func, first, *args[1:], mask, rows)
     if together and name.rstrip("_") in ("scatter_reduce", "index_copy", "index_put", "index_reduce") or together and name == "__setitem__":
         found = beyond(func, name, args, kwargs, rows)
         if found is not None:
@@ -263,7 +265,7 @@ def really(value):
     """What is chosen itself."""
     if is_chosen(value):
         return value[:, value.chosen[1]] if value.along else value[value.chosen[1]]
-    return [*map(really, value)] if isinstance(value, list) else value
+    return type(value)(map(really, value)) if type(value) in (list, tuple) else value
 
 
 ATTRIBUTES = {"device", "dtype", "is_cuda", "is_sparse", "layout", "ndim", "requires_grad"}
@@ -425,6 +427,20 @@ def beyond(func, name, args, kwargs, rows):
     out = func(wide, *given(place, source), **kwargs)
     out = (wide if name == "__setitem__" else out).narrow(dim, 0, input.shape[dim])
     return input.copy_(out) if name == "__setitem__" or name.endswith("_") else out
+
+
+def is_places(value):
+    return is_chosen(value) and value.dtype in (torch.int64, torch.int32) and value.dim() == 1
+
+
+def at_several(func, input, places, value, mask, rows):
+    """input[a, b] = value, where a mask chooses the places: into all its elements in one row."""
+    place = 0
+    for size, one in zip(input.shape, places):
+        place = place * size + torch.where(one < 0, one + size, one)
+    flat = input.flatten(0, len(places) - 1).clone()
+    flat = beyond(func, "__setitem__", (flat, noted(place, mask, rows), value), {}, rows)
+    return func(input, *map(really, (places, value))) if flat is None else input.copy_(flat.view(input.shape))
 
 
 def fewer(whole, mask, rows):

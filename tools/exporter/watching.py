@@ -106,6 +106,10 @@ class Watch(Through):
         small = of_small_integers(EQUIVALENTS.get(name, func), name, args, kwargs)
         if small is not None:
             return small
+        if name == "uniform_" and self.traced and ends_of(args, kwargs):
+            self.draws.add(name)
+            first, last = ends_of(args, kwargs)
+            return args[0].copy_(torch.rand_like(args[0]) * (last - first) + first)
         if name == "randperm":
             self.draws.add(name)
             return order_drawn(*args, **kwargs)
