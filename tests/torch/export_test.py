@@ -523,6 +523,39 @@ class Pairs(nn.Module):
         return (likeness * masks[0]).square().mean() + F.softplus(likeness * masks[1]).sum() / masks[1].sum() + weighed.mean()
 
 
+@torch.library.custom_op("piper_test::twice", mutates_args=())
+def twice_of_library(value: torch.Tensor) -> torch.Tensor:
+    return value * 2
+
+
+twice_of_library.register_fake(torch.empty_like)
+twice_of_library.register_autograd(lambda context, gradient: gradient * 3)
+
+
+class Thrice(torch.autograd.Function):
+    """The same as a function."""
+
+    @staticmethod
+    def forward(context, value):
+        return value * 2
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * 3
+
+
+class OfLibrary(nn.Module):
+    """An operator of a library with a gradient of its own, in all ways or in compiled ones."""
+
+    def __init__(self, always):
+        super().__init__()
+        self.fc, self.always = nn.Linear(4, 4), always
+
+    def forward(self, x):
+        h = self.fc(x)
+        return (twice_of_library(h) if self.always or torch.compiler.is_compiling() else Thrice.apply(h)).square().mean()
+
+
 class Strides(nn.Module):
     """Windows of what lies in memory otherwise than its dims say."""
 
@@ -1411,6 +1444,8 @@ def main():
             differ = differences_after(first, batches, path, 1e-4) if kind in ("kept", "number", "scaled") else []
             assert differ == [], (kind, differ)
         cases.append((said(Watched(), (batches[0], torch.randint(0, 256, (4, 4), dtype=torch.uint8)), path), ["4 parameters to train", "forward changes its input x in place", "is one of PyTorch: loss"]))
+        cases.append((said(OfLibrary(False), (batches[0],), path), ["2 parameters to train", "is one of PyTorch: loss"]))
+        cases.append((said(OfLibrary(True), (batches[0],), path, check=False), ["refused: forward calls the operator piper_test::twice of a library", "torch.autograd.Function"]))
         pairs = Pairs()
         for labels in ([0, 1, 0, 2], [0, 1, 2, 3]):
             cases.append((said(pairs, (batches[0], torch.tensor(labels)), path), ["2 parameters to train", "is one of PyTorch: loss"]))

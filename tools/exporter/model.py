@@ -186,9 +186,26 @@ class Export:
             by_id = {id(self.inputs[name]): {at: dim} for name, at in self.dims.items() if at is not None and most}
             return shapes_of_classes(pytree.tree_map(lambda leaf: by_id.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None, self.signature_arguments()))
 
+        def in_the_open(most, program):
+            """The program of the way without operators of a library's own, where forward has one when it is not told that it is traced: their gradients are not in a file."""
+            if not operators_of_others(program):
+                return program
+            try:
+                with untold():
+                    other = traced(most)
+            except Exception:  # forward's own
+                other = program
+            left = [name for name in operators_of_others(other) if torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd")]
+            if left:
+                raise NotExported(f"forward calls the operator {left[0]} of a library, which has a gradient of its own that is not in the file: that is not supported. Call what it is "
+                                  "made of, or a class of torch.autograd.Function")
+            return other
+
         def attempt(most):
             try:
-                return traced(most)
+                return in_the_open(most, traced(most))
+            except NotExported:
+                raise
             except Exception as error:  # the tracer has many classes of them
                 fewer = most_samples(error, most)
                 if fewer and fewer >= self.size:
@@ -224,6 +241,8 @@ class Export:
             self.fixed = reason
         try:
             return attempt(0)
+        except NotExported:
+            raise
         except Exception as error:
             if is_transformed(error):
                 raise NotExported(f"forward calls torch.func.jacfwd, or another transform by forward differentiation{place_of_error(error)}: that is not supported. Call "
@@ -491,6 +510,15 @@ def decomposed(program):
             raise
         with torch.no_grad():
             return program.run_decompositions({})
+
+
+NAMESPACES = {"aten", "piper", "prim", "prims", "quantized_decomposed", "torchvision"}
+
+
+def operators_of_others(program):
+    """The names of operators that a library has registered, such as kernels of its own."""
+    targets = [node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    return sorted({target.name() for target in targets if target.namespace not in NAMESPACES})
 
 
 def without_gradient(leaf):
