@@ -138,7 +138,10 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
       return fail(std::ranges::find_if(strategy.replicates,
                                        [&](const Replicate& one) { return one.is_over(axis.name); })
                       ->over_at,
-                  "replicate: axis '{}' is already used by place", axis.name);
+                  "replicate: axis '{}' is already used by place", axis.name)
+          .with_note(
+              "help: add an axis for replicas to 'mesh'; of places that differ by microbatch "
+              "'over' takes the tag that 'place' gives them ('tags')");
     PIPER_TRY(check_sharded(strategy, dag_axis));
     if (!dag_axis.placed && !dag_axis.replicated && !dag_axis.sharded && axis.size > 1)
       return unused_axis(strategy, axis);
