@@ -1,7 +1,7 @@
-// Products of mesh axes, as `over: [a, b]` writes them: five steps of real exports are those of one
-// device. Axes that are named together only train with the bits of one axis; what is cut over axes
-// with uses of their own is right to the last digits; plans with one collective over another axis
-// are refused, and train another model.
+// Products of mesh axes, as `over: [a, b]` writes them: three steps of real exports are those of
+// one device. Axes that are named together only train with the bits of one axis; what is cut over
+// axes with uses of their own is right to the last digits; plans with one collective over another
+// axis are refused, and train another model.
 #include <gmock/gmock.h>
 
 #include "communicators.h"
@@ -12,6 +12,8 @@ namespace piper::axis_views_test {
 namespace {
 
 using namespace jobs;
+
+constexpr int64_t kSteps = 3;  // with two updates before the last
 
 struct Case {
   std::string name, model, mesh, directives;
@@ -196,9 +198,9 @@ TEST_P(AxisViews, TrainAsOneDeviceDoes) {
   const Case& c = GetParam();
   const Result<Compiled> compiled = compile_case(c);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
-  const Result<Trained> uncut = train(*compiled->uncut, c.model, 5);
+  const Result<Trained> uncut = train(*compiled->uncut, c.model, kSteps);
   ASSERT_TRUE(uncut) << print_error(uncut.error());
-  const Result<Trained> spread = train(compiled->set, c.model, 5);
+  const Result<Trained> spread = train(compiled->set, c.model, kSteps);
   ASSERT_TRUE(spread) << print_error(spread.error());
   for (size_t k = 0; k < uncut->losses.size(); ++k) {
     EXPECT_NEAR(spread->losses[k], uncut->losses[k], 1e-12) << "step " << k;
@@ -268,7 +270,7 @@ TEST(AxisViews, AxesNamedTogetherAreOneAxis) {
     ASSERT_TRUE(two) << print_error(two.error());
     ASSERT_TRUE(one) << print_error(one.error());
     EXPECT_EQ(two->set.roles[0].body.size(), one->set.roles[0].body.size());
-    const Result<Trained> a = train(two->set, model, 5), b = train(one->set, model, 5);
+    const Result<Trained> a = train(two->set, model, kSteps), b = train(one->set, model, kSteps);
     ASSERT_TRUE(a) << print_error(a.error());
     ASSERT_TRUE(b) << print_error(b.error());
     expect_equal_bits(*a, *b, directives);

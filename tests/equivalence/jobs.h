@@ -21,6 +21,10 @@ namespace piper::jobs {
 std::string models_folder();
 std::string model_path(const std::string& model, const std::string& file);
 
+// A GPT of four layers with tied embeddings, for what does not depend on sizes: a sixtieth of the
+// work of `gpt`.
+inline constexpr const char* kSmallGpt = "gpt-unoptimized";
+
 struct Shape2 {
   int64_t pp = 1, dp = 1, mb = 1;
   std::string order = "1f1b";  // a file of strategies/

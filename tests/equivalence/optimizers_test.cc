@@ -8,7 +8,7 @@ namespace {
 
 using namespace jobs;
 
-constexpr int64_t kSteps = 5;
+constexpr int64_t kSteps = 3;
 
 const std::string kMuon =
     "optimizer: {muon: {lr: 0.02, adjust_lr: match_rms_adamw}}, clip_norm: 1.0, groups: [{of: "

@@ -88,7 +88,7 @@ constexpr const char* kOverflow =
 class Precision : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Precision, GivesTheSameBitsUnderEveryPlanOfOneCut) {
-  const std::string model = kSanitized ? "gpt-unoptimized" : "gpt";
+  const std::string model = kSmallGpt;
   NEEDS_MODEL(model);
   const std::string text = text_with(model, kAdamW, GetParam());
   const int64_t steps = kSanitized ? 2 : 4;

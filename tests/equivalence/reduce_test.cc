@@ -65,7 +65,7 @@ TEST_P(Reduce, EqualsOneDeviceBitForBit) {
 
 // With tied embeddings, which two stages hold, and products in 16 bits.
 TEST_P(Reduce, TiedWeightsToo) {
-  const std::string model = kSanitized ? "gpt-unoptimized" : "gpt";
+  const std::string model = kSmallGpt;
   NEED_MODEL(model);
   const bool nested = std::string_view(GetParam().order) == "hsdp";
   const Compiled one = compiled_in(model, text_in(model, kAdamW, "bf16", "bf16"),

@@ -85,7 +85,7 @@ std::vector<Pair> pairs() {
        over("dir", "optimizer") + "  - offload: {what: parameters}\n"},
       {"offloaded_zero3", "chimera", 2, 4,
        over("dir", kZero3) + "  - offload: {what: parameters}\n"},
-      {"tied", "dualpipe", 2, 4, over("dir", "optimizer"), "", "gpt"},
+      {"tied", "dualpipe", 2, 4, over("dir", "optimizer"), "", kSmallGpt},
       {"tied_far", "dualpipe", 4, 8, over("dir", "optimizer"), "", "gpt-deep"},
       {"mlp", "chimera", 2, 4, over("dir", "optimizer"), "", "mlp"}};
   if (kSanitized) all.resize(4);

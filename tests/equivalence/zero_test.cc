@@ -69,13 +69,13 @@ TEST_P(Zero, EqualsOneDeviceBitForBit) {
 
 // With tied embeddings, which two stages hold.
 TEST_P(Zero, TiedWeightsToo) {
-  NEED_MODEL("gpt");
+  NEED_MODEL(kSmallGpt);
   const int64_t steps = kSanitized ? 1 : 5;
   const Shape2 two{2, 2, 2, GetParam().order}, four{1, 4, 2, GetParam().order};
-  expect_same_training("gpt", kAdamW, two, GetParam(), steps, VerifyAgainst::kSingle);
+  expect_same_training(kSmallGpt, kAdamW, two, GetParam(), steps, VerifyAgainst::kSingle);
   if (kSanitized) return;
-  expect_same_training("gpt", kAdamW, four, GetParam(), steps, VerifyAgainst::kSingle);
-  expect_same_training("gpt", kAdamW, two, GetParam(), steps, VerifyAgainst::kUncut);
+  expect_same_training(kSmallGpt, kAdamW, four, GetParam(), steps, VerifyAgainst::kSingle);
+  expect_same_training(kSmallGpt, kAdamW, two, GetParam(), steps, VerifyAgainst::kUncut);
 }
 
 const std::vector<Definition> kSmall{{"bucket_kib", "1"}},
@@ -129,12 +129,13 @@ TEST(ZeroSchedules, EqualOneDeviceBitForBit) {
 
 // What is saved is whole, under the names that plans without parts save.
 TEST(ZeroSave, PutsPartsTogether) {
-  NEED_MODEL("gpt");
+  NEED_MODEL(kSmallGpt);
   std::vector<Trained> trained;
   for (const char* order : {"1f1b", "zero3"}) {
-    const auto compiled = compile_model("gpt", strategy_text("gpt", kAdamW), {2, 2, 2, order});
+    const auto compiled =
+        compile_model(kSmallGpt, strategy_text(kSmallGpt, kAdamW), {2, 2, 2, order});
     ASSERT_TRUE(compiled) << print_error(compiled.error());
-    auto result = train(compiled->set, "gpt", 1);
+    auto result = train(compiled->set, kSmallGpt, 1);
     ASSERT_TRUE(result) << print_error(result.error());
     trained.push_back(*std::move(result));
   }
@@ -150,13 +151,13 @@ TEST(ZeroSave, PutsPartsTogether) {
 // the uncut plan, and of the plan with the same cut, but not its bits. With one microbatch there is
 // no other order.
 TEST(ZeroEachMicrobatch, DiffersByRoundingAlone) {
-  NEED_MODEL("gpt");
+  NEED_MODEL(kSmallGpt);
   for (const char* order : {"zero2", "zero3"}) {
     const Case of{order, order, {{"reduce", "per_microbatch"}, {"bucket_kib", "1"}}};
     const Shape2 one{2, 2, 1, order}, many{2, 2, 4, order};
     expect_same_training("mlp", kAdamW, one, of, 5, VerifyAgainst::kSingle);
     expect_same_training("mlp", kClippedSgd, many, of, 5, VerifyAgainst::kUncut);
-    expect_same_training("gpt", kAdamW, {2, 2, 2, order}, of, kSanitized ? 1 : 5,
+    expect_same_training(kSmallGpt, kAdamW, {2, 2, 2, order}, of, kSanitized ? 1 : 5,
                          VerifyAgainst::kUncut);
     const auto other = train_beside_oracle("mlp", kAdamW, many, of.more, 5, VerifyAgainst::kSingle);
     ASSERT_TRUE(other) << print_error(other.error());
@@ -164,7 +165,7 @@ TEST(ZeroEachMicrobatch, DiffersByRoundingAlone) {
     EXPECT_GT(other->worst_param_error, 0);
     // Uses of a tied parameter are added behind the replicas, too.
     const auto tied =
-        train_beside_oracle("gpt", kSgd, {1, 2, 1, order}, of.more, 2, VerifyAgainst::kSingle);
+        train_beside_oracle(kSmallGpt, kSgd, {1, 2, 1, order}, of.more, 2, VerifyAgainst::kSingle);
     EXPECT_TRUE(tied) << print_error(tied.error());
   }
 }
@@ -326,12 +327,12 @@ TEST(ZeroPrefetch, IsOfEachParameter) {
 
 // Parameters below a size stay whole; all others are cut.
 TEST(ZeroPersist, KeepsSmallParametersWholeAndEveryBit) {
-  NEED_MODEL("gpt");
+  NEED_MODEL(kSmallGpt);
   constexpr int64_t kBytes = 2048;
   CompileOptions options;
   options.oracles = true;
   const auto compiled = compile_text(
-      "gpt",
+      kSmallGpt,
       "piper: 1\nmesh: {pp: 2, dp: 2}\nannotate: [{balance: {tag: stage, into: 2}}]\n"
       "directives:\n"
       "  - place: {where: {stage: s}, on: {pp: s}}\n  - split: {dim: batch, into: 2}\n"
@@ -350,8 +351,8 @@ TEST(ZeroPersist, KeepsSmallParametersWholeAndEveryBit) {
     }
   EXPECT_GT(whole, 10);
   EXPECT_GT(cut, 5);
-  const auto data = open_batches(compiled->set, "gpt");
-  const auto reference_data = open_batches(*compiled->single, "gpt");
+  const auto data = open_batches(compiled->set, kSmallGpt);
+  const auto reference_data = open_batches(*compiled->single, kSmallGpt);
   ASSERT_TRUE(data && reference_data);
   JobOptions job;
   job.steps = kSanitized ? 1 : 5;
