@@ -8,20 +8,6 @@
 namespace piper::sim {
 namespace {
 
-// Copies bytes from the parts of one side to those of the other, as if each side were contiguous.
-void deliver(std::span<const MessagePart> from, std::span<const MessagePart> to) {
-  size_t part = 0;
-  int64_t done = 0;  // of that part
-  for (const MessagePart& own : to)
-    for (int64_t at = 0; at < own.bytes;) {
-      while (done == from[part].bytes) ++part, done = 0;
-      const int64_t bytes = std::min(own.bytes - at, from[part].bytes - done);
-      std::memcpy(own.data + at, from[part].data + done, static_cast<size_t>(bytes));
-      at += bytes;
-      done += bytes;
-    }
-}
-
 bool is_message(InstructionKind kind) {
   return kind == InstructionKind::kSend || kind == InstructionKind::kRecv;
 }
@@ -169,16 +155,6 @@ void Engine::run(int32_t stream) {
   on.queue.pop_front();
 }
 
-namespace {
-
-int64_t bytes_of(std::span<const MessagePart> parts) {
-  int64_t bytes = 0;
-  for (const MessagePart& part : parts) bytes += part.bytes;
-  return bytes;
-}
-
-}  // namespace
-
 void Engine::meet(Communicator& communicator) {
   Clock together;
   std::vector<Stream*> on;
@@ -205,7 +181,10 @@ void Engine::meet(Communicator& communicator) {
   ShareScratch scratch{std::vector<std::byte*>(on.size()),
                        std::vector<const std::byte*>(on.size())};
   if (!fault_ && is_message(first.what))
-    deliver(first.parts, on[1]->queue.front().parts);
+    copy_parts(first.parts, on[1]->queue.front().parts,
+               [](std::byte* to, const std::byte* from, int64_t size) {
+                 std::memcpy(to, from, static_cast<size_t>(size));
+               });
   else if (!fault_)
     for (size_t m = 0; m < on.size(); ++m) do_share(brought, m, scratch);
   for (Stream* one : on) one->queue.pop_front();

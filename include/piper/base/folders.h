@@ -33,6 +33,9 @@ Status check_output(const std::string& path);
 // that is replaced stays until the new one is whole. Errors are kStorage.
 Status check_room(const std::string& path, int64_t bytes, std::string_view what);
 
+// Writes all bytes to an open file. `path` is its name in errors, which are kStorage.
+Status write_all(int handle, std::string_view bytes, const std::string& path);
+
 // A file that is written beside the one whose place it takes: nobody sees it before it is whole.
 // Bytes for a device or a pipe wait in memory until they are published. Links stay links.
 class UnseenFile {

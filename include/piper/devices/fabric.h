@@ -13,6 +13,7 @@
 #include <functional>
 
 #include "piper/devices/control.h"
+#include "piper/devices/message_parts.h"
 #include "piper/plan/bundle.h"
 
 namespace piper {
@@ -28,12 +29,6 @@ struct Piece {
   int64_t count = 0;
   Reduction reduction = Reduction::kSum;
   bool operator==(const Piece&) const = default;
-};
-
-// Names a part of a message of several tensors.
-struct MessagePart {
-  std::byte* data = nullptr;
-  int64_t bytes = 0;
 };
 
 // Describes one tensor of a reduce-scatter or all-gather. `whole` is [stretches, members, run], and
@@ -231,6 +226,10 @@ class Fabric {
   // Ends what is under way after an error, though others never come.
   virtual void abort() {}
 };
+
+// Returns how many stretches the whole has that an instruction cuts: one for each index of the dims
+// before the one that is cut, times those of the dim.
+int64_t stretches_of(const Shape& whole, const Instruction& from);
 
 // Errors (kPlan) of registration: the peer is the rank itself or none; a rank is there twice, or
 // this rank is not among them.

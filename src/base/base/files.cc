@@ -60,17 +60,7 @@ Result<OpenFile> open_regular(const std::string& path) {
   return OpenFile{std::move(file), about};
 }
 
-Status write_all(int handle, std::string_view bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t count = write(handle, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return cannot("write", path, errno);
-    bytes.remove_prefix(static_cast<size_t>(count));
-  }
-  return ok_status();
-}
-
-Status write_all(int handle, std::span<const Bytes> parts, const std::string& path) {
+Status write_each(int handle, std::span<const Bytes> parts, const std::string& path) {
   for (const Bytes& part : parts) {
     const Bytes made = part.made();
     PIPER_TRY(write_all(handle, as_text(made.span()), path));
@@ -91,6 +81,16 @@ Bytes own(void* memory, size_t size) {
 }
 
 }  // namespace
+
+Status write_all(int handle, std::string_view bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t count = write(handle, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return cannot("write", path, errno).with_code(ExitCode::kStorage);
+    bytes.remove_prefix(static_cast<size_t>(count));
+  }
+  return ok_status();
+}
 
 // A name that does not fit is the user's slip; anything else is the machine's.
 ExitCode code_of_system(int problem) {
@@ -166,9 +166,7 @@ namespace {
 Status write_in_place(const std::string& path, std::span<const Bytes> parts) {
   const File file(open(path.c_str(), O_WRONLY | O_CLOEXEC));
   if (file.get() < 0) return cannot("write", path, errno).with_code(ExitCode::kStorage);
-  Status written = write_all(file.get(), parts, path);
-  if (!written) return std::move(written).error().with_code(ExitCode::kStorage);
-  return ok_status();
+  return write_each(file.get(), parts, path);
 }
 
 }  // namespace
@@ -303,7 +301,7 @@ Result<UnseenFile> UnseenFile::write(const std::string& link, std::span<const By
   PIPER_ASSIGN(Beside beside, create_beside(made.path_));
   made.name_ = std::move(beside.name);
   made.handle_ = beside.file.release();
-  Status written = write_all(made.handle_, parts, made.path_);
+  Status written = write_each(made.handle_, parts, made.path_);
   if (!written) return made.broken(std::move(written).error());
   return made;
 }

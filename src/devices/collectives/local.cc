@@ -107,7 +107,7 @@ class LocalLinks final : public Links {
                    [&] { return box.sent.load(std::memory_order_acquire) > count; }));
     const Mailbox::Letter& letter = box.ring[count % box.ring.size()];
     backend_.wait_for(peer(pair.from).backend_, letter.ready, pair.stream);
-    PIPER_TRY(copy_parts(pair, letter.parts, parts));
+    PIPER_TRY(take(pair, letter.parts, parts));
     backend_.record(pair.taken, pair.stream);
     box.taken.store(pair.taken, std::memory_order_relaxed);
     box.received.store(count + 1, std::memory_order_release);
@@ -206,29 +206,16 @@ class LocalLinks final : public Links {
   }
   static constexpr int64_t kTurns = 64;
 
-  // Copies bytes from one side's parts to the other's, as if each side were contiguous.
-  Status copy_parts(const Pair& pair, std::span<const MessagePart> from,
-                    std::span<const MessagePart> to) {
-    const auto total = [](std::span<const MessagePart> parts) {
-      int64_t bytes = 0;
-      for (const MessagePart& part : parts) bytes += part.bytes;
-      return bytes;
-    };
-    if (total(from) != total(to))
-      return fail("rank {} expects {} bytes of rank {}, which sends {}", pair.to, total(to),
-                  pair.from, total(from))
+  Status take(const Pair& pair, std::span<const MessagePart> from,
+              std::span<const MessagePart> to) {
+    if (bytes_of(from) != bytes_of(to))
+      return fail("rank {} expects {} bytes of rank {}, which sends {}", pair.to, bytes_of(to),
+                  pair.from, bytes_of(from))
           .with_code(ExitCode::kPlan);
-    size_t part = 0;
-    int64_t done = 0;  // of that part
-    for (const MessagePart& own : to)
-      for (int64_t at = 0; at < own.bytes;) {
-        while (done == from[part].bytes) ++part, done = 0;
-        const int64_t bytes = std::min(own.bytes - at, from[part].bytes - done);
-        backend_.copy_from(peer(pair.from).backend_, own.data + at, from[part].data + done, bytes,
-                           pair.stream);
-        at += bytes;
-        done += bytes;
-      }
+    Backend& sender = peer(pair.from).backend_;
+    copy_parts(from, to, [&](std::byte* own, const std::byte* theirs, int64_t bytes) {
+      backend_.copy_from(sender, own, theirs, bytes, pair.stream);
+    });
     return ok_status();
   }
 

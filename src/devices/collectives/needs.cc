@@ -34,14 +34,6 @@ int64_t members_of(const RoleProgram& role, const Instruction& one) {
   return members;
 }
 
-// Returns how many stretches the whole has: one for each index of the dims before the one that is
-// cut, times those of the dim.
-int64_t stretches_of(const Shape& whole, const Instruction& one) {
-  int64_t stretches = one.dim < 0 ? 1 : one.outer;
-  for (size_t d = 0; one.dim > 0 && d < static_cast<size_t>(one.dim); ++d) stretches *= whole[d];
-  return stretches;
-}
-
 int64_t slot_of(const RoleProgram& role, const Instruction& one, const Sizes& sizes) {
   const auto type = [&](size_t arg) -> const TensorType& {
     return role.tensor(one.args[arg]).type;

@@ -1,4 +1,4 @@
-// Who may be a rank's peer, and who a group's members; messages of one part.
+// Who may be a rank's peer, and who a group's members; messages of one part; stretches.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,6 +16,13 @@ Status Fabric::send(int32_t route, const std::byte* data, int64_t bytes) {
 Status Fabric::recv(int32_t route, std::byte* to, int64_t bytes) {
   const MessagePart whole{to, bytes};
   return recv(route, std::span(&whole, 1));
+}
+
+int64_t stretches_of(const Shape& whole, const Instruction& from) {
+  int64_t stretches = from.dim < 0 ? 1 : from.outer;
+  for (int32_t d = 0; d < std::min(from.dim, static_cast<int32_t>(whole.size())); ++d)
+    stretches *= whole[static_cast<size_t>(d)];
+  return std::max<int64_t>(stretches, 1);  // of nothing
 }
 
 Status check_peer(int64_t rank, int64_t world, int64_t peer) {

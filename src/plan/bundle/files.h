@@ -69,8 +69,9 @@ inline constexpr const char* kInitFile = "params/init.safetensors";
 std::string role_file(const std::string& digest);
 std::string rank_file(int64_t rank);
 
-// Writes a set below a directory that is there, and returns the digest of its manifest.
-Result<std::string> write_all(const SetWithOracles& sets, const std::string& directory);
+// Writes a set and its oracles below a directory that is there, and returns the digest of its
+// manifest.
+Result<std::string> write_sets(const SetWithOracles& sets, const std::string& directory);
 // Puts what `fill` writes to a new directory in the place of `directory`, in one step. What is
 // there has to be nothing but plan sets, and is replaced with `options.force` alone.
 Status replace_plans(const std::string& directory, const WriteOptions& options,

@@ -212,7 +212,7 @@ Status write_worlds(std::span<const SetWithOracles> sets,
     json["sets"] = json["missing"] = WorldsJson::array();
     for (const SetWithOracles& one : sets) {
       const std::string folder = world_folder(one.set->world());
-      PIPER_ASSIGN(const std::string manifest, write_all(one, built + "/" + folder));
+      PIPER_ASSIGN(const std::string manifest, write_sets(one, built + "/" + folder));
       json["sets"].push_back(
           {{"ranks", one.set->world()}, {"folder", folder}, {"manifest", manifest}});
     }
@@ -230,7 +230,7 @@ Status write_stages(std::span<const SetWithOracles> sets, std::span<const int64_
     json["stages"] = WorldsJson::array();
     for (size_t stage = 0; stage < sets.size(); ++stage) {
       const std::string folder = stage_folder(stage);
-      PIPER_ASSIGN(const std::string manifest, write_all(sets[stage], built + "/" + folder));
+      PIPER_ASSIGN(const std::string manifest, write_sets(sets[stage], built + "/" + folder));
       json["stages"].push_back(
           {{"first_step", first_steps[stage]}, {"folder", folder}, {"manifest", manifest}});
     }

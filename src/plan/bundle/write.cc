@@ -109,7 +109,7 @@ Result<std::string> write_params(std::span<const PlanSet* const> sets,
 
 }  // namespace
 
-Result<std::string> write_all(const SetWithOracles& sets, const std::string& directory) {
+Result<std::string> write_sets(const SetWithOracles& sets, const std::string& directory) {
   std::vector<const PlanSet*> all{sets.set};
   for (const PlanSet* oracle : {sets.single, sets.uncut})
     if (oracle) all.push_back(oracle);
@@ -250,7 +250,7 @@ Status replace_plans(const std::string& directory, const WriteOptions& options,
 Status write_plan_set(const PlanSet& set, const PlanSet* single, const PlanSet* uncut,
                       const std::string& directory, const WriteOptions& options) {
   return replace_plans(directory, options, [&](const std::string& built) -> Status {
-    PIPER_TRY(write_all({&set, single, uncut}, built));
+    PIPER_TRY(write_sets({&set, single, uncut}, built));
     return ok_status();
   });
 }

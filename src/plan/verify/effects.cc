@@ -109,7 +109,7 @@ class EffectsWalk : public BufferWalk<uint64_t> {
   }
 
   uint64_t position(Spot place) override {
-    if (whole_ && (group_axes(place) & ~model_.followed) == 0) return position_symbol();
+    if (whole_ && (spread_axes(place) & ~model_.followed) == 0) return position_symbol();
     const Instruction& one = section_.at(place);
     uint64_t symbol = join_symbols(symbol_of("position"), static_cast<uint64_t>(one.outer));
     symbol = join_symbols(symbol, static_cast<uint64_t>(one.turn) * 2 + one.mirrored);
@@ -300,7 +300,7 @@ class EffectsWalk : public BufferWalk<uint64_t> {
     join(members, [&](size_t a) { return joined(members, a); });
   }
   // Returns the axes of the instruction's group along which there are several ranks.
-  uint32_t group_axes(Spot place) const {
+  uint32_t spread_axes(Spot place) const {
     uint32_t axes = axes_of(model_.cells[place.cell].role->groups[section_.at(place).group]);
     for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
       if (model_.mesh[axis].second == 1) axes &= ~(uint32_t{1} << axis);
@@ -313,7 +313,7 @@ class EffectsWalk : public BufferWalk<uint64_t> {
     bool same = true;
     for (const Spot member : members) same = same && read(member) == made;
     // A sum along a further axis is another value: ranks along it hold no terms.
-    const uint32_t over = group_axes(members[0]);
+    const uint32_t over = spread_axes(members[0]);
     const bool adds_further = info(one.kind).adds && (over & ~model_.followed) != 0;
     const bool parts = whole_ && (over & model_.followed) != 0 && !adds_further;
     const bool keeps = same && (parts || keeps_symbol(one.kind, sums_.contains(made)));

@@ -298,7 +298,6 @@ class SumCheck : public BufferWalk<Content> {
   // Returns whether the runs of all members are together what they are runs of: then runs of runs
   // are runs of the whole.
   bool fill(Spot place, int32_t whole, int32_t part) const;
-  uint32_t axes(Spot place) const { return axes_of(role(place).groups[section_.at(place).group]); }
   void check_added(Spot place, size_t arg, uint32_t over);
 
   // Returns the samples after a sum over `axes`. Along an axis that rule layout follows, ranks may

@@ -41,7 +41,7 @@ Content SumCheck::moved(Spot place, int32_t from) {
 
 Content SumCheck::reduced(std::span<const Spot> members, size_t a, size_t written) {
   const bool scatters = written != a;
-  const uint32_t over = axes(members[0]);
+  const uint32_t over = axes_of(group(members[0]));
   Content sum;
   bool some_part = false, all_part = true;
   for (Spot member : members) {
@@ -101,7 +101,7 @@ int32_t SumCheck::known_to_all(uint32_t axes, int32_t sets) {
 // joined value is no sum.
 bool SumCheck::has_own_terms(Spot place, const Content& content, const Content& first) {
   if (content.parts != first.parts) return true;
-  const uint32_t over = axes(place);
+  const uint32_t over = axes_of(group(place));
   for (const SumPart& part : content.parts)
     for (const SampleRun& run : part.runs) {
       const SampleSet set = samples_.set_of(run);
@@ -119,8 +119,8 @@ void SumCheck::gather(std::span<const Spot> members, size_t a) {
   const bool joins = !in_runs || (left && (!left->any() || fill(members[0], own[a + 1], own[a])));
   int32_t from = IdSets::kEmpty;
   for (Spot member : members)
-    from = sets_.unite(from,
-                       known_to_all(axes(member), held(member, section_.at(member).args[a]).from));
+    from = sets_.unite(
+        from, known_to_all(axes_of(group(member)), held(member, section_.at(member).args[a]).from));
   const bool alike = std::all_of(members.begin(), members.end(), [&](Spot member) {
     const Content& other = held(member, section_.at(member).args[a]);
     return joins && other.cut == first.cut && other.param == first.param &&
@@ -188,7 +188,7 @@ Content SumCheck::part_of(Spot place, int32_t from, int32_t to) {
   Content content = held(place, from);
   const bool in_runs = section_.at(place).dim < 0;
   const bool again = in_runs && content.cut.any();
-  if (again && ((content.cut.mask() & axes(place)) != 0 || !fill(place, from, to)))
+  if (again && ((content.cut.mask() & axes_of(group(place))) != 0 || !fill(place, from, to)))
     content.scramble();
   if (in_runs) content.cut = content.cut.then(RunAxes(group(place)));
   name_next_value(place, to, content);

@@ -33,16 +33,6 @@ struct Handle {
   }
 };
 
-Status write_all(const Handle& file, std::string_view bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(file.number, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return refused("write", path, errno);
-    bytes.remove_prefix(static_cast<size_t>(count));
-  }
-  return ok_status();
-}
-
 std::string parent_of(const std::string& path) {
   const std::string parent = fs::path(path).parent_path().string();
   return parent.empty() ? "." : parent;
@@ -55,7 +45,7 @@ class FileStorage : public Storage {
     PIPER_TRY(make_folder(folder));
     const Handle file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
     if (file.number < 0) return refused("write", path, errno);
-    for (const std::string_view part : parts) PIPER_TRY(write_all(file, part, path));
+    for (const std::string_view part : parts) PIPER_TRY(write_all(file.number, part, path));
     if (const int problem = flush_and_forget(file.number); problem != 0)
       return refused("write", path, problem);
     return flush_folder(folder);

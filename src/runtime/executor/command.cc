@@ -116,22 +116,22 @@ void switch_at_once(RunOptions& options, Loaded& loaded) {
   options.switches.erase(options.switches.begin());
 }
 
-// Plans the switches, and checks that each goes on with the same training. `begins`: the stretch
+// Plans the switches, and checks that each goes on with the same training. `begins`: the phase
 // that the job begins with.
-Status prepare_switches(std::span<const Stretch> stretches, size_t begins, bool speaks) {
-  for (size_t k = 1; k < stretches.size(); ++k) {
-    const auto& [options, before, unused] = stretches[k - 1];
-    Loaded& after = *stretches[k].loaded;
+Status prepare_switches(std::span<const JobPhase> phases, size_t begins, bool speaks) {
+  for (size_t k = 1; k < phases.size(); ++k) {
+    const auto& [options, before, unused] = phases[k - 1];
+    Loaded& after = *phases[k].loaded;
     PIPER_ASSIGN(after.switching,
                  Switching::plan(before->set, after.set, end_timeout(options->job)));
     Start running;
     running.is_running = true;
-    running.step = stretches[k].first_step;
+    running.step = phases[k].first_step;
     Checkpoint about;
     describe_job(*options, before->set, before->data.get(), about);
     running.reader = std::make_unique<const CheckpointReader>(CheckpointReader::of_memory(
         before->set.directory, std::move(about), held_states(before->set), {}));
-    RunOptions asked = *stretches[k].options;
+    RunOptions asked = *phases[k].options;
     asked.start.how = StartOptions::How::kResume;
     PIPER_TRY(check_start(asked, after.set, running, after.data.get(), speaks && k > begins));
   }
@@ -172,7 +172,7 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
     if (speaks && loaded.data && !options.evaluate_only && start.samples > 0)
       tell_moved_sources(start.reader->about(), *loaded.data);
   }
-  PIPER_TRY(prepare_switches(stretches_of(options, loaded), loaded.earlier.size(), speaks));
+  PIPER_TRY(prepare_switches(phases_of(options, loaded), loaded.earlier.size(), speaks));
   return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start, speaks);
 }
 
@@ -199,7 +199,7 @@ Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Tra
                        *transport, job);
 }
 
-// Has a stretch go on with the options of the one before it, but for what it evaluates.
+// Has a phase go on with the options of the one before it, but for what it evaluates.
 void go_on_with(JobOptions& job, const JobOptions& last, const JobResult& before, int64_t step) {
   std::vector<EvaluationSet> evaluation = std::move(job.evaluation);
   job = last;  // with those who are told of steps
@@ -210,12 +210,12 @@ void go_on_with(JobOptions& job, const JobOptions& last, const JobResult& before
   job.pace = before.pace;  // a larger batch takes as much longer
 }
 
-// Lets a stretch begin where the one before it has ended, or where the job has gone back to.
-// `before`: what it has done so far, of which `last` is the stretch that has just run.
-Status begin_stretch(const Stretch& stretch, const Stretch& last, const JobResult& before,
-                     int64_t step) {
-  RunOptions& options = *stretch.options;
-  Loaded& loaded = *stretch.loaded;
+// Lets a phase begin where the one before it has ended, or where the job has gone back to.
+// `before`: what it has done so far, of which `last` is the phase that has just run.
+Status begin_phase(const JobPhase& phase, const JobPhase& last, const JobResult& before,
+                   int64_t step) {
+  RunOptions& options = *phase.options;
+  Loaded& loaded = *phase.loaded;
   Start start;
   start.step = step;
   const std::optional<Start>& began = last.loaded->start;
@@ -231,7 +231,7 @@ Status begin_stretch(const Stretch& stretch, const Stretch& last, const JobResul
                              /*speaks=*/false);
 }
 
-// Puts what a stretch has done behind what those before it have.
+// Puts what a phase has done behind what those before it have.
 JobResult add_result(JobResult all, JobResult next) {
   std::erase_if(all.steps, [&](const StepMetrics& one) { return one.step >= next.totals.begun; });
   next.steps.insert(next.steps.begin(), all.steps.begin(), all.steps.end());
@@ -250,21 +250,21 @@ JobResult add_result(JobResult all, JobResult next) {
 // plans from before a switch: then it switches again.
 Result<JobResult> run_steps(RunOptions& options, Loaded& loaded, Transport* transport,
                             bool speaks) {
-  const std::vector<Stretch> stretches = stretches_of(options, loaded);
+  const std::vector<JobPhase> phases = phases_of(options, loaded);
   size_t at = loaded.earlier.size();
-  const WaysBack ways(stretches, at);
+  const WaysBack ways(phases, at);
   std::shared_ptr<const StateSource> went_back_to;
   for (std::optional<JobResult> all;;) {
-    const Stretch& own = stretches[at];
+    const JobPhase& own = phases[at];
     RunOptions now = *own.options;
     if (now.job.on_nan == OnNan::kRollBack)
       now.job.find_back = [&ways, at](Control& control, int64_t tried) {
         return ways.find(control, at, tried);
       };
     Switching* const next =
-        at + 1 < stretches.size() ? stretches[at + 1].loaded->switching.get() : nullptr;
+        at + 1 < phases.size() ? phases[at + 1].loaded->switching.get() : nullptr;
     if (next != nullptr) {
-      now.job.steps = stretches[at + 1].first_step;
+      now.job.steps = phases[at + 1].first_step;
       now.job.on_end = [next](Executor& executor, Transport& over) {
         return next->move(executor, over);
       };
@@ -273,9 +273,9 @@ Result<JobResult> run_steps(RunOptions& options, Loaded& loaded, Transport* tran
     all = all ? add_result(*std::move(all), std::move(result)) : std::move(result);
     if (!all->goes_on && !all->goes_back) return *std::move(all);
     const int64_t step = all->goes_back ? all->goes_back->step : now.job.steps;
-    at = all->goes_back ? stretch_after(stretches, step) : at + 1;
-    const Stretch& later = stretches[at];
-    PIPER_TRY(begin_stretch(later, own, *all, step));
+    at = all->goes_back ? phase_after(phases, step) : at + 1;
+    const JobPhase& later = phases[at];
+    PIPER_TRY(begin_phase(later, own, *all, step));
     JobOptions& job = later.options->job;
     if (all->goes_back) {
       went_back_to = std::move(all->goes_back->states);

@@ -238,15 +238,6 @@ Status bind_exchanges(State& state, Instruction from, std::span<const int64_t> g
   return ok_status();
 }
 
-// Returns how many stretches the whole has: one for each index of the dims before the one that is
-// cut, times those of the dim.
-int64_t stretches_of(const Shape& whole, const Instruction& from) {
-  int64_t stretches = from.dim < 0 ? 1 : from.outer;
-  for (int32_t d = 0; d < std::min(from.dim, static_cast<int32_t>(whole.size())); ++d)
-    stretches *= whole[static_cast<size_t>(d)];
-  return std::max<int64_t>(stretches, 1);  // of nothing
-}
-
 Status bind_shards(State& state, const Instruction& from, std::span<const int64_t> group_sizes,
                    Op& op) {
   const auto group = static_cast<size_t>(from.group);

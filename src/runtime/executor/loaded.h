@@ -36,16 +36,16 @@ struct Later {
   Loaded loaded;
 };
 
-// Says which steps run under which plans: those from `first_step` on, up to the next stretch.
-struct Stretch {
+// Says which steps run under which plans: those from `first_step` on, up to the next phase.
+struct JobPhase {
   RunOptions* options = nullptr;
   Loaded* loaded = nullptr;
   int64_t first_step = 0;
 };
-// Returns all stretches of a job in their order, with those before the plans that it begins with.
-std::vector<Stretch> stretches_of(RunOptions& options, Loaded& loaded);
-// Returns the stretch that trains on after so many steps.
-size_t stretch_after(std::span<const Stretch> stretches, int64_t steps);
+// Returns all phases of a job in their order, with those before the plans that it begins with.
+std::vector<JobPhase> phases_of(RunOptions& options, Loaded& loaded);
+// Returns the phase that trains on after so many steps.
+size_t phase_after(std::span<const JobPhase> phases, int64_t steps);
 
 // Checks all that a rank can find wrong without the others, and fills `loaded`: its plans, those
 // that the job switches to, the data, and how this rank meets the others.

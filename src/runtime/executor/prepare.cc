@@ -281,8 +281,8 @@ Status load_later(const RunOptions& options, Loaded& loaded, int64_t before_step
 
 }  // namespace
 
-std::vector<Stretch> stretches_of(RunOptions& options, Loaded& loaded) {
-  std::vector<Stretch> all;
+std::vector<JobPhase> phases_of(RunOptions& options, Loaded& loaded) {
+  std::vector<JobPhase> all;
   int64_t first_step = 0;
   const auto add = [&](RunOptions& own, Loaded& plans) {
     all.push_back({&own, &plans, first_step});
@@ -295,9 +295,9 @@ std::vector<Stretch> stretches_of(RunOptions& options, Loaded& loaded) {
   return all;
 }
 
-size_t stretch_after(std::span<const Stretch> stretches, int64_t steps) {
+size_t phase_after(std::span<const JobPhase> phases, int64_t steps) {
   size_t at = 0;
-  while (at + 1 < stretches.size() && stretches[at + 1].first_step <= steps) ++at;
+  while (at + 1 < phases.size() && phases[at + 1].first_step <= steps) ++at;
   return at;
 }
 

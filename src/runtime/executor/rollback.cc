@@ -20,9 +20,9 @@ class Initial final : public StateSource {
 
 }  // namespace
 
-WaysBack::WaysBack(std::span<const Stretch> stretches, size_t begins)
-    : stretches_(stretches), asked_(*stretches[begins].options) {
-  const std::optional<Start>& start = stretches[begins].loaded->start;
+WaysBack::WaysBack(std::span<const JobPhase> phases, size_t begins)
+    : phases_(phases), asked_(*phases[begins].options) {
+  const std::optional<Start>& start = phases[begins].loaded->start;
   const int64_t first_step = asked_.job.first_step;
   std::optional<CheckpointOptions> checkpoint = std::move(asked_.job.checkpoint);
   asked_.job = {};
@@ -37,15 +37,15 @@ WaysBack::WaysBack(std::span<const Stretch> stretches, size_t begins)
   if (!is_its_own) least_ = first_step + (began_ ? 1 : 0);
 }
 
-// Checks that the plans of the stretch that the checkpoint belongs to can go on from it.
+// Checks that the plans of the phase that the checkpoint belongs to can go on from it.
 Status WaysBack::check(const RunOptions& asked, Start& start) const {
-  const Loaded& loaded = *stretches_[stretch_after(stretches_, start.step)].loaded;
+  const Loaded& loaded = *phases_[phase_after(phases_, start.step)].loaded;
   return check_start(asked, loaded.set, start, loaded.data.get(), /*speaks=*/false);
 }
 
 Result<GoneBack> WaysBack::find(Control& control, size_t at, int64_t tried) const {
   PIPER_ASSIGN(std::optional<Start> start, find_own(control, tried));
-  const auto is_left = [&](int64_t step) { return stretch_after(stretches_, step) != at; };
+  const auto is_left = [&](int64_t step) { return phase_after(phases_, step) != at; };
   if (!start && !began_) return GoneBack{0, std::make_shared<Initial>(), is_left(0)};
   if (!start) {
     RunOptions asked = asked_;

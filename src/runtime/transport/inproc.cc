@@ -284,20 +284,12 @@ Result<int32_t> InprocTransport::add_group(std::span<const int64_t> ranks, int32
 
 // ---- Messages -----------------------------------------------------------------------------------
 
-// Copies bytes from one side's parts to the other's, as if each side were contiguous.
-void copy_parts(const Message& from, std::span<const MessagePart> to) {
-  const MessagePart whole{const_cast<std::byte*>(from.data), from.bytes};
-  const std::span<const MessagePart> parts = from.parts.empty() ? std::span(&whole, 1) : from.parts;
-  size_t part = 0;
-  int64_t done = 0;  // of that part
-  for (const MessagePart& own : to)
-    for (int64_t at = 0; at < own.bytes;) {
-      while (done == parts[part].bytes) ++part, done = 0;
-      const int64_t bytes = std::min(own.bytes - at, parts[part].bytes - done);
-      std::memcpy(own.data + at, parts[part].data + done, static_cast<size_t>(bytes));
-      at += bytes;
-      done += bytes;
-    }
+void copy_message(const Message& message, std::span<const MessagePart> to) {
+  const MessagePart whole{const_cast<std::byte*>(message.data), message.bytes};
+  copy_parts(message.parts.empty() ? std::span(&whole, 1) : message.parts, to,
+             [](std::byte* into, const std::byte* from, int64_t size) {
+               std::memcpy(into, from, static_cast<size_t>(size));
+             });
 }
 
 Status InprocTransport::post(int32_t route, const Message& message) {
@@ -337,7 +329,7 @@ Status InprocTransport::recv(int32_t route, std::span<const MessagePart> parts) 
                          fmt::format("on communicator {} from", box.communicator), message.bytes,
                          bytes_of(parts));
   }
-  copy_parts(message, parts);
+  copy_message(message, parts);
   box.received.store(number + 1);
   shared_.bell(box.sender).ring();
   return ok_status();

@@ -52,11 +52,6 @@ inline void clear_rest(const Shard& shard, int64_t k) {
   const int64_t bytes = shard.end() * info(shard.dtype).bytes;
   if (end < bytes) std::memset(shard.part + end, 0, static_cast<size_t>(bytes - end));
 }
-inline int64_t bytes_of(std::span<const MessagePart> parts) {
-  int64_t bytes = 0;
-  for (const MessagePart& part : parts) bytes += part.bytes;
-  return bytes;
-}
 
 // Returns whether two members bring the same, but for where it is.
 inline bool are_alike(const Piece& a, const Piece& b) {
