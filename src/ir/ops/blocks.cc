@@ -17,18 +17,20 @@ Attrs attrs_of_blocks(const InBlocks& in, const Shape& shape, int64_t least) {
   return attrs;
 }
 
+// Returns by how much a number changes at most.
+std::string largest_change(const SentAs& how) {
+  if (how.dtype == DType::kBF16) return "1/256 of itself";
+  if (how.dtype) return "1/2048 of itself within the range of f16";
+  return how.in.type == Scaled::kInt8
+             ? fmt::format("1/254 of the largest in its block of {}", how.in.block)
+             : fmt::format("1/16 of itself, or 2^-18 of the largest in its block of {}",
+                           how.in.block);
+}
+
 }  // namespace
 
 std::string SentAs::name() const {
   return dtype ? std::string(info(*dtype).name) : kScaledNames[static_cast<size_t>(in.type)];
-}
-
-std::string SentAs::change_of() const {
-  if (dtype == DType::kBF16) return "1/256 of itself";
-  if (dtype) return "1/2048 of itself within the range of f16";
-  return in.type == Scaled::kInt8
-             ? fmt::format("1/254 of the largest in its block of {}", in.block)
-             : fmt::format("1/16 of itself, or 2^-18 of the largest in its block of {}", in.block);
 }
 
 int64_t axis_of_blocks(const Shape& shape, int64_t block, int64_t least) {
@@ -52,10 +54,20 @@ ValueId take_as(Builder& build, ValueId sent, const TensorType& type, const Sent
   return build.op1("FromBlocks", {sent}, std::move(attrs));
 }
 
-int64_t bytes_as(const TensorType& type, const SentAs& how, int64_t least) {
-  if (how.dtype) return TensorType{*how.dtype, type.shape}.bytes();
-  const int64_t run = run_from(type.shape, axis_of_blocks(type.shape, how.in.block, least));
-  return run == 0 ? 0 : num_elements(type.shape) / run * how.in.bytes(run);
+void SentBytes::add(const TensorType& type, const SentAs& how, int64_t least) {
+  exact += type.bytes();
+  if (how.dtype) {
+    sent += TensorType{*how.dtype, type.shape}.bytes();
+  } else if (const int64_t elements = num_elements(type.shape); elements > 0) {
+    const int64_t run = run_from(type.shape, axis_of_blocks(type.shape, how.in.block, least));
+    sent += elements / run * how.in.bytes(run);
+  }
+}
+
+std::string SentBytes::explain(const SentAs& how, std::string_view of) const {
+  return fmt::format(
+      "travel in {}, rounded: {} in place of {} {}; each number differs by at most {}", how.name(),
+      human_bytes(sent), human_bytes(exact), of, largest_change(how));
 }
 
 }  // namespace piper

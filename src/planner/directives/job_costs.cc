@@ -10,33 +10,15 @@
 namespace piper {
 namespace {
 
-// Sets the coordinates that the place computes from what is bound, on the axes that it names.
-Status set_coordinates(const Place& place, const Cut& cut, Variables bound,
-                       std::vector<int32_t>& coordinates) {
-  for (const auto& [name, value] : place.on)
-    for (size_t a = 0; a < cut.mesh.size(); ++a) {
-      if (cut.mesh[a].name != name) continue;
-      bound.emplace_back("P", cut.mesh[a].size);
-      PIPER_ASSIGN(const int64_t at, value.evaluate(bound));
-      bound.pop_back();
-      if (at >= 0 && at < cut.mesh[a].size) coordinates[a] = static_cast<int32_t>(at);
-    }
-  return ok_status();
-}
-
 // Gives the axes that one `place` names their coordinates, if it holds for the node.
 Status place_by(const Place& place, const Graph& graph, const Node& node, const Cut& cut,
                 const Variables& variables, Variables& tags, std::vector<int32_t>& coordinates) {
-  PIPER_ASSIGN(auto bound, match_node(graph, node, place.where, variables, {place.micro, 0}));
-  if (!bound) return ok_status();
-  bound->insert(bound->end(), tags.begin(), tags.end());
-  bound->emplace_back(place.micro, 0);
-  for (const auto& [tag, value] : place.tags) {
-    PIPER_ASSIGN(const int64_t given, value.evaluate(*bound));
-    tags.emplace_back(tag, given);
-    bound->emplace_back(tag, given);
-  }
-  return set_coordinates(place, cut, *std::move(bound), coordinates);
+  PIPER_ASSIGN(const auto placed, place_node(graph, node, place, variables, tags, 0, cut.mesh));
+  if (!placed) return ok_status();
+  tags.insert(tags.end(), placed->tags.begin(), placed->tags.end());
+  for (const auto& [axis, at] : placed->on)
+    if (at >= 0 && at < cut.mesh[axis].size) coordinates[axis] = static_cast<int32_t>(at);
+  return ok_status();
 }
 
 // Returns a program of the op alone, whose results are arguments.
@@ -78,11 +60,8 @@ std::vector<int32_t> JobCosts::place_of(const Graph& graph,
                                         const std::vector<int32_t>& tags) const {
   std::vector<int32_t> coordinates(cut_.mesh.size(), -1);
   Node node;
-  Variables known;
-  for (size_t t = 0; t < tags.size(); ++t) {
-    node.tags.push_back(tags[t]);
-    if (tags[t] != kNoTag) known.emplace_back(graph.tag_names[t], tags[t]);
-  }
+  node.tags = tags;
+  Variables known = named_tags(graph, node);
   for (const Place& place : strategy_.places)
     (void)place_by(place, graph, node, cut_, variables_, known, coordinates);
   return coordinates;

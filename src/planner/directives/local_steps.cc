@@ -307,18 +307,13 @@ class SiteMaker {
         human_bytes(bytes));
   }
 
-  std::string explain_sent(const JoinedNames& joined, const SentAs& sent) const {
-    int64_t bytes = 0, as_sent = 0;
-    for (const Param& param : forward_.params) {
-      if (!joined.trained.contains(param.name)) continue;
-      const TensorType type = {DType::kF32, forward_.value(param.value).type.shape};
-      bytes += type.bytes(), as_sent += bytes_as(type, sent, 0);
-    }
-    return fmt::format(
-        "note: distances, and the gradients made of them, travel in {}, rounded: {} in place of {} "
-        "from each site, and as much to it; each number differs by at most {}, and a gradient "
-        "twice",
-        sent.name(), human_bytes(as_sent), human_bytes(bytes), sent.change_of());
+  std::string explain_sent(const JoinedNames& joined, const SentAs& how) const {
+    SentBytes bytes;
+    for (const Param& param : forward_.params)
+      if (joined.trained.contains(param.name))
+        bytes.add({DType::kF32, forward_.value(param.value).type.shape}, how, 0);
+    return fmt::format("note: distances, and the gradients made of them, {}, and a gradient twice",
+                       bytes.explain(how, "from each site, and as much to it"));
   }
 
   // Finds the ops that read the parameters. Where places depend on the microbatch or the part,
@@ -421,30 +416,16 @@ class SiteMaker {
     }
     return firsts;
   }
+  // Adds where a node of the microbatch is placed.
   Status place_of_micro(const Node& node, int32_t micro, std::vector<int64_t>& where) const {
     const Graph& graph = made_.forward;
     for (const Place& place : strategy_.places) {
-      PIPER_ASSIGN(auto bound,
-                   match_node(graph, node, place.where, variables_, {place.micro, micro}));
-      where.push_back(bound ? 1 : 0);
-      if (!bound) continue;
-      bound->emplace_back(place.micro, micro);
-      for (size_t t = 0; t < graph.tag_names.size(); ++t)
-        if (const int32_t value = graph.tag(node, static_cast<int>(t)); value != kNoTag)
-          bound->emplace_back(graph.tag_names[t], value);
-      for (const auto& [tag, expr] : place.tags) {
-        PIPER_ASSIGN(const int64_t value, expr.evaluate(*bound));
-        where.push_back(value);
-        bound->emplace_back(tag, value);
-      }
-      for (const auto& [axis, expr] : place.on) {
-        const auto on = std::ranges::find(strategy_.mesh, axis, &MeshAxis::name);
-        if (on == strategy_.mesh.end()) continue;  // which apply_place says
-        bound->emplace_back("P", on->size);
-        PIPER_ASSIGN(const int64_t value, expr.evaluate(*bound));
-        bound->pop_back();
-        where.push_back(value);
-      }
+      PIPER_ASSIGN(const auto placed, place_node(graph, node, place, variables_,
+                                                 named_tags(graph, node), micro, strategy_.mesh));
+      where.push_back(placed ? 1 : 0);
+      if (!placed) continue;
+      for (const auto& [tag, value] : placed->tags) where.push_back(value);
+      for (const auto& [axis, coordinate] : placed->on) where.push_back(coordinate);
     }
     return ok_status();
   }

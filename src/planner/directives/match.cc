@@ -130,6 +130,14 @@ Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node
   });
 }
 
+Variables named_tags(const Graph& graph, const Node& node) {
+  Variables tags;
+  for (size_t t = 0; t < graph.tag_names.size(); ++t)
+    if (const int32_t value = graph.tag(node, static_cast<int>(t)); value != kNoTag)
+      tags.emplace_back(graph.tag_names[t], value);
+  return tags;
+}
+
 Result<bool> is_read_where(const Graph& graph, const std::vector<NodeId>& readers,
                            const Where& where, const Variables& variables) {
   if (where.empty()) return true;

@@ -71,7 +71,8 @@ class SentValues {
 
  private:
   struct Counts {
-    int64_t activations = 0, gradients = 0, bytes = 0, sent = 0, across = 0;
+    int64_t activations = 0, gradients = 0, across = 0;
+    SentBytes bytes;
   };
 
   bool can_round(const Value& value) const {
@@ -132,7 +133,7 @@ class SentValues {
       for (const NodeId id : ids) std::ranges::replace(graph_.node(id).inputs, value, taken);
     }
     (is_backward(graph_.node(producer)) ? counts_.gradients : counts_.activations) += 1;
-    counts_.bytes += type.bytes(), counts_.sent += bytes_as(type, how, kSamplesFirst);
+    counts_.bytes.add(type, how, kSamplesFirst);
   }
 
   Result<Explanation> report(const SendRule& entry, const SentAs& how) const {
@@ -147,11 +148,9 @@ class SentValues {
     return Explanation{
         entry.at,
         "send",
-        {fmt::format("note: {} and {} across '{}' travel in {}, rounded: {} in place of {} for all "
-                     "samples; each number differs by at most {}",
-                     counted(counts_.activations, "activation"),
-                     counted(counts_.gradients, "gradient"), entry.across, how.name(),
-                     human_bytes(counts_.sent), human_bytes(counts_.bytes), how.change_of())}};
+        {fmt::format("note: {} and {} across '{}' {}", counted(counts_.activations, "activation"),
+                     counted(counts_.gradients, "gradient"), entry.across,
+                     counts_.bytes.explain(how, "for all samples"))}};
   }
 
   Graph& graph_;

@@ -48,28 +48,66 @@ std::optional<OpDef::Indices> indices_of(const Graph& graph, const Node& node, V
   return def->indices(use_of(graph, node));
 }
 
-// Describes an input. Integers that index a table or name a class have bounds, also where ops move
-// them before.
+// Finds the ops that read elements of an input as indices, also where other ops move these before.
+class IndexReads {
+ public:
+  // Describes a value that has elements of the input alone.
+  struct Moved {
+    ValueId value;
+    size_t of = 0;  // the value that it is made of
+    NodeId by = {};
+  };
+  struct Read {
+    size_t moved;
+    OpDef::Indices indices;
+  };
+
+  IndexReads(const Graph& graph, const std::vector<std::vector<NodeId>>& readers, ValueId input)
+      : moved{{input}} {
+    for (size_t m = 0; m < moved.size(); ++m)
+      for (const NodeId reader : readers[moved[m].value.index()]) follow(graph, m, reader);
+  }
+  // Returns which integers are legal for all reads.
+  Legal legal() const {
+    Legal all;
+    for (const Read& read : reads) all.add(read.indices);
+    return all;
+  }
+  // Returns whether each read has the same legal integers.
+  bool are_alike() const {
+    const auto legal_for = [](const Read& read) {
+      Legal one;
+      one.add(read.indices);
+      return one;
+    };
+    return std::ranges::all_of(
+        reads, [&](const Read& read) { return legal_for(read) == legal_for(reads[0]); });
+  }
+
+  std::vector<Moved> moved;  // the input first
+  std::vector<Read> reads;
+
+ private:
+  void follow(const Graph& graph, size_t m, NodeId reader) {
+    const Node& node = graph.node(reader);
+    const OpDef* def = find_op(node.op);
+    if (def && (def->elements != OpDef::Elements::kMade || def->collective) &&
+        seen_.insert(node.outputs[0]).second)
+      moved.push_back({node.outputs[0], m, reader});
+    if (const auto indices = indices_of(graph, node, moved[m].value))
+      reads.push_back({m, *indices});
+  }
+
+  std::set<ValueId> seen_;
+};
+
+// Describes an input. Integers that index a table or name a class have bounds.
 DataInput describe_input(const Graph& graph, ValueId id,
                          const std::vector<std::vector<NodeId>>& readers) {
   const Value& value = graph.value(id);
   DataInput input{.name = value.name, .type = value.type, .batch_dim = value.batch_dim};
   if (value.batch_dim >= 0) input.type.shape[static_cast<size_t>(value.batch_dim)] *= graph.shards;
-  Legal legal;
-  std::vector<ValueId> open{id};
-  std::set<int32_t> seen;
-  while (!open.empty()) {
-    const ValueId at = open.back();
-    open.pop_back();
-    if (!seen.insert(at.value).second) continue;
-    for (NodeId reader : readers[at.index()]) {
-      const Node& node = graph.node(reader);
-      const OpDef* def = find_op(node.op);
-      const bool moves = def && (def->elements != OpDef::Elements::kMade || def->collective);
-      if (moves) open.push_back(node.outputs[0]);
-      if (const auto indices = indices_of(graph, node, at)) legal.add(*indices);
-    }
-  }
+  const Legal legal = IndexReads(graph, readers, id).legal();
   input.low = legal.low(), input.high = legal.high(), input.ignore = legal.ignore();
   return input;
 }
@@ -77,25 +115,19 @@ DataInput describe_input(const Graph& graph, ValueId id,
 // Finds which elements of a sample each op reads as indices.
 class RangeFinder {
  public:
-  RangeFinder(const Graph& graph, const std::vector<std::vector<NodeId>>& readers)
-      : graph_(graph), readers_(readers) {}
+  RangeFinder(const Graph& graph, const std::vector<std::vector<NodeId>>& readers, ValueId input)
+      : graph_(graph), found_(graph, readers, input), elements_(found_.moved.size()) {}
 
   // Returns DataInput::ranges.
-  std::vector<int64_t> run(ValueId input) {
-    find_reads(input);
-    const bool alike = std::ranges::all_of(reads_, [&](const Read& read) {
-      Legal one, first;
-      one.add(read.indices), first.add(reads_[0].indices);
-      return one == first;
-    });
-    if (alike || num_elements(graph_.value(input).type.shape) > kMost) return {};
-    mark_input(graph_.value(input));
-    std::vector<Legal> legal(static_cast<size_t>(sample_));
-    for (size_t m = 1; m < moves_.size(); ++m)
+  std::vector<int64_t> run() {
+    const Value& input = graph_.value(found_.moved[0].value);
+    if (found_.are_alike() || num_elements(input.type.shape) > kMost) return {};
+    mark_input(input);
+    for (size_t m = 1; m < found_.moved.size(); ++m)
       if (!follow(m)) return {};
-    for (const Read& read : reads_) {
-      const std::set<int32_t> elements(moves_[read.move].from.begin(),
-                                       moves_[read.move].from.end());
+    std::vector<Legal> legal(static_cast<size_t>(sample_));
+    for (const IndexReads::Read& read : found_.reads) {
+      const std::set<int32_t> elements(elements_[read.moved].begin(), elements_[read.moved].end());
       for (int32_t element : elements) legal[static_cast<size_t>(element)].add(read.indices);
     }
     return runs_of(legal);
@@ -103,31 +135,7 @@ class RangeFinder {
 
  private:
   static constexpr int64_t kMost = int64_t{1} << 23;  // elements of an input: more take too long
-  // Holds a value that has elements of the input alone.
-  struct Move {
-    ValueId value;
-    size_t of = 0;              // the value that it is made of
-    NodeId by = {};             // by what
-    std::vector<int32_t> from;  // by element: which of a sample it is
-  };
-  struct Read {
-    size_t move;
-    OpDef::Indices indices;
-  };
 
-  void find_reads(ValueId input) {
-    moves_.push_back({input});
-    for (size_t m = 0; m < moves_.size(); ++m) {
-      const ValueId value = moves_[m].value;
-      for (NodeId reader : readers_[value.index()]) {
-        const Node& node = graph_.node(reader);
-        const OpDef* def = find_op(node.op);
-        if (def && def->elements != OpDef::Elements::kMade)
-          moves_.push_back({node.outputs[0], m, reader});
-        if (const auto indices = indices_of(graph_, node, value)) reads_.push_back({m, *indices});
-      }
-    }
-  }
   void mark_input(const Value& input) {
     const Shape& shape = input.type.shape;
     const auto dim = input.batch_dim < 0 ? shape.begin() : shape.begin() + input.batch_dim;
@@ -136,31 +144,40 @@ class RangeFinder {
     const int64_t all = num_elements(shape);
     sample_ = all / std::max<int64_t>(rows, 1);
     for (int64_t i = 0; i < all; ++i)
-      moves_[0].from.push_back(static_cast<int32_t>(i / (rows * after) * after + i % after));
+      elements_[0].push_back(static_cast<int32_t>(i / (rows * after) * after + i % after));
+  }
+  // Says where elements lie among those that they are made of; without steps, in the same order.
+  struct Strided {
+    int64_t first = 0;
+    std::vector<int64_t> steps = {};
+  };
+  static Strided moved_by(const Node& node, const Shape& from) {
+    std::vector<int64_t> strides(from.size(), 1);
+    for (size_t d = from.size(); d-- > 1;) strides[d - 1] = strides[d] * from[d];
+    Strided moved;
+    if (find_op(node.op)->elements == OpDef::Elements::kPermuted)
+      for (int64_t dim : node.attrs.integers("perm")) moved.steps.push_back(strides[at(dim)]);
+    const std::vector<int64_t> starts = node.attrs.integers("starts");
+    const std::vector<int64_t> by = node.attrs.integers("steps");
+    for (size_t d = 0; d < starts.size(); ++d) {  // of a slice
+      moved.first += starts[d] * strides[d];
+      moved.steps.push_back((by.empty() ? 1 : by[d]) * strides[d]);
+    }
+    return moved;
   }
   // Finds which elements a value has of the one that it is made of. Returns false for an op that
   // moves them in another way.
   bool follow(size_t m) {
-    const Node& node = graph_.node(moves_[m].by);
-    const std::vector<int32_t>& from = moves_[moves_[m].of].from;
-    const Shape shape = graph_.value(moves_[moves_[m].of].value).type.shape;
-    std::vector<int64_t> strides(shape.size(), 1), steps;
-    for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
-    int64_t first = 0;
-    const std::vector<int64_t> starts = node.attrs.integers("starts");
-    const std::vector<int64_t> by = node.attrs.integers("steps");
-    if (find_op(node.op)->elements == OpDef::Elements::kPermuted)
-      for (int64_t dim : node.attrs.integers("perm")) steps.push_back(strides[at(dim)]);
-    for (size_t d = 0; d < starts.size(); ++d) {  // of a slice
-      first += starts[d] * strides[d];
-      steps.push_back((by.empty() ? 1 : by[d]) * strides[d]);
-    }
-    const Shape& made = graph_.value(moves_[m].value).type.shape;
+    const IndexReads::Moved& moved = found_.moved[m];
+    const std::vector<int32_t>& from = elements_[moved.of];
+    const Shape& shape = graph_.value(found_.moved[moved.of].value).type.shape;
+    const Shape& made = graph_.value(moved.value).type.shape;
+    const auto [first, steps] = moved_by(graph_.node(moved.by), shape);
     if (!steps.empty())
-      gather(made, 0, first, steps, from, moves_[m].from);
+      gather(made, 0, first, steps, from, elements_[m]);
     else if (num_elements(made) == num_elements(shape))  // another shape
-      moves_[m].from = from;
-    return std::ssize(moves_[m].from) == num_elements(made);
+      elements_[m] = from;
+    return std::ssize(elements_[m]) == num_elements(made);
   }
   static void gather(const Shape& shape, size_t dim, int64_t first,
                      const std::vector<int64_t>& steps, const std::vector<int32_t>& from,
@@ -181,10 +198,9 @@ class RangeFinder {
   }
 
   const Graph& graph_;
-  const std::vector<std::vector<NodeId>>& readers_;
-  std::vector<Move> moves_;  // the input first
-  std::vector<Read> reads_;
-  int64_t sample_ = 0;  // elements of one
+  const IndexReads found_;
+  std::vector<std::vector<int32_t>> elements_;  // by moved value: which of a sample each is
+  int64_t sample_ = 0;                          // elements of one
 };
 
 }  // namespace
@@ -203,7 +219,7 @@ InputRanges find_ranges(const Graph& graph) {
   const std::vector<std::vector<NodeId>> all = readers(graph);
   InputRanges found;
   for (ValueId input : graph.inputs)
-    if (std::vector<int64_t> ranges = RangeFinder(graph, all).run(input); !ranges.empty())
+    if (std::vector<int64_t> ranges = RangeFinder(graph, all, input).run(); !ranges.empty())
       found[graph.value(input).name] = std::move(ranges);
   return found;
 }
