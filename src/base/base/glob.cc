@@ -268,6 +268,16 @@ Error no_braces(std::string_view pattern, const SourceSpan& at) {
           "'h/{layer:2..6}/**' does both, '{wq,wk}' takes one of these words");
 }
 
+// Checks that no digits are beside the capture that is pattern[begin, end].
+Status check_beside(std::string_view pattern, size_t begin, size_t end, const SourceSpan& at) {
+  const char before = begin > 0 ? pattern[begin - 1] : '/';
+  const char behind = end + 1 < pattern.size() ? pattern[end + 1] : '/';
+  if (!is_digit(before) && !is_digit(behind) && before != '}') return ok_status();
+  return fail(at, "the capture '{}' in the pattern '{}' is next to other digits",
+              pattern.substr(begin, end + 1 - begin), pattern)
+      .with_note("a capture takes a whole number, so nothing could match");
+}
+
 Status check_captures(std::string_view pattern, const SourceSpan& at) {
   std::vector<std::string_view> names;
   for (size_t p = 0; (p = pattern.find_first_of("{}", p)) != std::string_view::npos;) {
@@ -275,16 +285,10 @@ Status check_captures(std::string_view pattern, const SourceSpan& at) {
     const bool closed = pattern[p] == '{' && end != std::string_view::npos;
     const auto token = closed ? read_braces(pattern.substr(p + 1, end - p - 1)) : std::nullopt;
     if (!token) return no_braces(pattern, at);
-    const std::string_view inside = pattern.substr(p, end + 1 - p);
     if (!token->name.empty() && std::find(names.begin(), names.end(), token->name) != names.end())
       return fail(at, "the pattern '{}' captures '{}' twice", pattern, token->name);
     names.push_back(token->name);
-    const char before = p > 0 ? pattern[p - 1] : '/';
-    const char behind = end + 1 < pattern.size() ? pattern[end + 1] : '/';
-    if (token->kind == Kind::kCapture && (is_digit(before) || is_digit(behind) || before == '}'))
-      return fail(at, "the capture '{}' in the pattern '{}' is next to other digits", inside,
-                  pattern)
-          .with_note("a capture takes a whole number, so nothing could match");
+    if (token->kind == Kind::kCapture) PIPER_TRY(check_beside(pattern, p, end, at));
     p = end + 1;
   }
   return ok_status();

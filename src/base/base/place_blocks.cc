@@ -177,12 +177,7 @@ class Pass {
         for (size_t b : ends_[now - 1])
           if (!never(b)) give(b);
       const std::span<size_t> together = begins_[now];
-      std::sort(together.begin(), together.end(), [&](size_t a, size_t b) {
-        const Block &x = blocks_[a], &y = blocks_[b];
-        if (x.bytes != y.bytes) return x.bytes > y.bytes;
-        const int64_t longer = back_ ? y.first - x.first : x.last - y.last;
-        return longer != 0 ? longer > 0 : a < b;
-      });
+      std::ranges::sort(together, [&](size_t a, size_t b) { return is_before(a, b); });
       for (size_t b : together) {
         if (time_.lives_on(b)) continue;
         take(b, floor_of(b));
@@ -201,6 +196,13 @@ class Pass {
   size_t begin_of(size_t b) const { return time_.begin_of(b, back_); }
   size_t end_of(size_t b) const { return time_.end_of(b, back_); }
   bool never(size_t b) const { return blocks_[b].last < blocks_[b].first; }
+  // Orders blocks that begin together: larger ones and those that live longer come first.
+  bool is_before(size_t a, size_t b) const {
+    const Block &x = blocks_[a], &y = blocks_[b];
+    if (x.bytes != y.bytes) return x.bytes > y.bytes;
+    const int64_t longer = back_ ? y.first - x.first : x.last - y.last;
+    return longer != 0 ? longer > 0 : a < b;
+  }
 
   void keep() {
     std::vector<size_t> kept;

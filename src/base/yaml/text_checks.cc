@@ -112,6 +112,19 @@ SourceSpan Places::span(size_t offset, int length) const {
   return {path_, static_cast<int>(line) + 1, count_columns(before) + 1, std::max(length, 1)};
 }
 
+namespace {
+
+Status check_character(std::string_view text, size_t at, size_t size, const Places& places) {
+  if (size == 0) return fail(places.span(at), "the file is not valid UTF-8 here");
+  const char* const what = size == 1 ? bad_character(text, at) : nullptr;
+  if (!what) return ok_status();
+  Error error = fail(places.span(at), "the file has {} here", what);
+  if (text[at] != '\t') return error;
+  return std::move(error).with_note("help: indent and separate with spaces");
+}
+
+}  // namespace
+
 Status check_text(std::string_view text, const Places& places) {
   if (text.starts_with("\xEF\xBB\xBF")) {
     return fail(places.span(0), "the file starts with a byte order mark; save it as plain UTF-8");
@@ -121,14 +134,7 @@ Status check_text(std::string_view text, const Places& places) {
       return fail(places.span(i), "YAML directives ('%YAML', '%TAG') are not supported");
     }
     const size_t size = character_size(text, i);
-    if (size == 0) return fail(places.span(i), "the file is not valid UTF-8 here");
-    if (size == 1) {
-      if (const char* what = bad_character(text, i)) {
-        Error error = fail(places.span(i), "the file has {} here", what);
-        if (text[i] != '\t') return error;
-        return std::move(error).with_note("help: indent and separate with spaces");
-      }
-    }
+    PIPER_TRY(check_character(text, i, size, places));
     i += size;
   }
   return ok_status();

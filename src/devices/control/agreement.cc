@@ -26,16 +26,9 @@ std::optional<Conflict> check_own(const PlanIdentity& own, int64_t number, int64
   return std::nullopt;
 }
 
-std::optional<Conflict> check_pair(const PlanIdentity& first, const PlanIdentity& one) {
-  if (one.set_id != first.set_id)
-    return Conflict{
-        0, fail("plans of two compilations: rank {} holds set {} ({}), rank {} holds set {} ({})",
-                first.rank, first.set_id, first.source, one.rank, one.set_id, one.source)
-               .with_code(ExitCode::kPlan)};
-  if (one.kernels != first.kernels)
-    return Conflict{2, fail("rank {} computes with {}, rank {} with {}: their bits would differ",
-                            first.rank, first.kernels, one.rank, one.kernels)
-                           .with_code(ExitCode::kUsage)};
+namespace {
+
+std::optional<Conflict> check_flags(const PlanIdentity& first, const PlanIdentity& one) {
   for (size_t i = 0; i < std::max(one.flags.size(), first.flags.size()); ++i) {
     const auto flag = [i](const PlanIdentity& of) {
       return i < of.flags.size() ? of.flags[i] : std::pair<std::string, std::string>("", "");
@@ -47,6 +40,21 @@ std::optional<Conflict> check_pair(const PlanIdentity& first, const PlanIdentity
                            .with_note("help: give all ranks of a job the same flags")};
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Conflict> check_pair(const PlanIdentity& first, const PlanIdentity& one) {
+  if (one.set_id != first.set_id)
+    return Conflict{
+        0, fail("plans of two compilations: rank {} holds set {} ({}), rank {} holds set {} ({})",
+                first.rank, first.set_id, first.source, one.rank, one.set_id, one.source)
+               .with_code(ExitCode::kPlan)};
+  if (one.kernels != first.kernels)
+    return Conflict{2, fail("rank {} computes with {}, rank {} with {}: their bits would differ",
+                            first.rank, first.kernels, one.rank, one.kernels)
+                           .with_code(ExitCode::kUsage)};
+  return check_flags(first, one);
 }
 
 }  // namespace piper

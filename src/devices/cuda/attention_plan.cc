@@ -229,23 +229,31 @@ Result<AttentionPlan> AttentionPlan::make(const Cudnn& api, const DeviceAttentio
   return AttentionPlan(api, attention, std::move(graph), std::move(plan));
 }
 
+// Returns the addresses of the slice that begins at this sample and this head of keys.
+Result<DnnObject> AttentionPlan::bind_slice(std::span<std::byte* const> operands,
+                                            std::byte* workspace, int64_t sample,
+                                            int64_t head) const {
+  std::vector<int64_t> ids;
+  std::vector<const void*> addresses;
+  const auto add = [&](DnnGraph::Tensor tensor, const void* address) {
+    ids.push_back(DnnGraph::id(tensor));
+    addresses.push_back(address);
+  };
+  for (const AttentionGraph::Place& place : graph_.places)
+    add(place.tensor,
+        operands[place.operand] + place.first + sample * place.batch + head * place.head);
+  if (graph_.sums) add(*graph_.sums, workspace);
+  for (const auto& [tensor, value] : graph_.graph.numbers()) add(tensor, value);
+  return dnn_pack(*api_, ids, addresses, workspace + graph_.sums_bytes);
+}
+
 Result<AttentionPlan::Calls> AttentionPlan::bind(std::span<std::byte* const> operands,
                                                  std::byte* workspace) const {
   const CudnnSlice slice = cudnn_slice(attention_);
   Calls calls;
   for (int64_t b = 0; b < attention_.batch; b += slice.samples)
     for (int64_t g = 0; g < attention_.kv_heads; g += slice.kv_heads) {
-      std::vector<int64_t> ids;
-      std::vector<const void*> addresses;
-      const auto add = [&](DnnGraph::Tensor tensor, const void* address) {
-        ids.push_back(DnnGraph::id(tensor));
-        addresses.push_back(address);
-      };
-      for (const AttentionGraph::Place& place : graph_.places)
-        add(place.tensor, operands[place.operand] + place.first + b * place.batch + g * place.head);
-      if (graph_.sums) add(*graph_.sums, workspace);
-      for (const auto& [tensor, value] : graph_.graph.numbers()) add(tensor, value);
-      PIPER_ASSIGN(DnnObject pack, dnn_pack(*api_, ids, addresses, workspace + graph_.sums_bytes));
+      PIPER_ASSIGN(DnnObject pack, bind_slice(operands, workspace, b, g));
       calls.push_back(std::move(pack));
     }
   return calls;

@@ -76,6 +76,8 @@ class AttentionPlan {
   AttentionPlan(const Cudnn& api, const DeviceAttention& attention, AttentionGraph graph,
                 DnnPlan plan)
       : api_(&api), attention_(attention), graph_(std::move(graph)), plan_(std::move(plan)) {}
+  Result<DnnObject> bind_slice(std::span<std::byte* const> operands, std::byte* workspace,
+                               int64_t sample, int64_t head) const;
 
   const Cudnn* api_;
   DeviceAttention attention_;

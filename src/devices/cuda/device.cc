@@ -10,6 +10,7 @@ namespace piper::cuda {
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 48;
+constexpr const char* kPinned = "host's pinned";  // memory
 
 Error out_of(const char* whose, int64_t bytes, const Error& why) {
   return fail("cannot allocate {} of the {} memory: {}", human_bytes(bytes), whose, why.message)
@@ -239,20 +240,23 @@ Error Device::no_more(int64_t bytes, Error why) {
   return out_of("device's", bytes, why);
 }
 
+Result<std::byte*> Device::allocate_on_host(int64_t bytes) {
+  void* at = nullptr;
+  const auto size = static_cast<size_t>(bytes);
+  const int code = driver_.cuMemHostAlloc(&at, std::max<size_t>(size, 1), kHostPortable);
+  if (code != 0) return out_of(kPinned, bytes, failed_call(driver_, "cuMemHostAlloc", code));
+  host_blocks_.push_back(at);
+  taken_.host += bytes;
+  std::fill_n(static_cast<std::byte*>(at), size, std::byte{0});
+  return static_cast<std::byte*>(at);
+}
+
 Result<std::byte*> Device::allocate(int64_t bytes, bool on_host) {
   enter();
-  const char* whose = on_host ? "host's pinned" : "device's";
-  if (bytes < 0 || bytes > kMostBytes) return out_of(whose, bytes, fail("no such size"));
+  if (bytes < 0 || bytes > kMostBytes)
+    return out_of(on_host ? kPinned : "device's", bytes, fail("no such size"));
+  if (on_host) return allocate_on_host(bytes);
   const auto size = static_cast<size_t>(bytes);
-  if (on_host) {
-    void* at = nullptr;
-    const int code = driver_.cuMemHostAlloc(&at, std::max<size_t>(size, 1), kHostPortable);
-    if (code != 0) return out_of(whose, bytes, failed_call(driver_, "cuMemHostAlloc", code));
-    host_blocks_.push_back(at);
-    taken_.host += bytes;
-    std::fill_n(static_cast<std::byte*>(at), size, std::byte{0});
-    return static_cast<std::byte*>(at);
-  }
   Result<CuAddress> at = reserved_ ? take_reserved(size) : take_pages(size);
   if (!at && at.error().code == ExitCode::kPlan) return std::move(at).error();
   if (!at) return no_more(bytes, std::move(at).error());

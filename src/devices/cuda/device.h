@@ -114,6 +114,7 @@ class Device {
   Result<CuMemory> create_pages(size_t bytes);
   Result<CuAddress> map_pages(size_t bytes);
   int allow(int device, const Mapping& mapping) const;
+  Result<std::byte*> allocate_on_host(int64_t bytes);
   Result<CuAddress> take_pages(size_t bytes);
   Result<CuAddress> take_reserved(size_t bytes);
   Error no_more(int64_t bytes, Error why);

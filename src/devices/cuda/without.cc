@@ -17,6 +17,15 @@ constexpr std::array kWords = {Word{"vmm", &Without::vmm}, Word{"cudnn", &Withou
                                Word{"green", &Without::green}, Word{"windows", &Without::windows},
                                Word{"graphs", &Without::graphs}};
 
+Error no_part(std::string_view name) {
+  std::vector<std::string> names;
+  for (const Word& each : kWords) names.emplace_back(each.name);
+  return fail("{}: '{}' is no part that can be switched off{}; there are {}", kVariable,
+              quote_control(name), did_you_mean(name, names), join(names, ", "))
+      .with_note(fmt::format("help: {}=vmm,graphs switches two of them off", kVariable))
+      .with_code(ExitCode::kUsage);
+}
+
 }  // namespace
 
 Result<Without> switched_off() {
@@ -28,14 +37,7 @@ Result<Without> switched_off() {
     rest.remove_prefix(std::min(name.size() + 1, rest.size()));
     const auto word = std::find_if(kWords.begin(), kWords.end(),
                                    [&](const Word& each) { return each.name == name; });
-    if (word == kWords.end()) {
-      std::vector<std::string> names;
-      for (const Word& each : kWords) names.emplace_back(each.name);
-      return fail("{}: '{}' is no part that can be switched off{}; there are {}", kVariable,
-                  quote_control(name), did_you_mean(name, names), join(names, ", "))
-          .with_note(fmt::format("help: {}=vmm,graphs switches two of them off", kVariable))
-          .with_code(ExitCode::kUsage);
-    }
+    if (word == kWords.end()) return no_part(name);
     without.*word->part = true;
   }
   return without;

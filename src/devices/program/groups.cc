@@ -18,14 +18,7 @@ class Grouper {
   }
 
   void run(FuseCounts& counts) {
-    for (size_t o = 0; o < program_.ops.size(); ++o) {
-      if (!fusable_[o]) continue;
-      for (int32_t input : program_.ops[o].inputs) {
-        const size_t maker = uses_.maker(input);
-        if (maker < o && fusable_[maker] && shape(maker) == shape(o))
-          groups_.join(maker, o, [&](const auto& members) { return go_together(members); });
-      }
-    }
+    join_groups();
     std::vector<ProgramOp> ops;
     for (size_t o = 0; o < program_.ops.size(); ++o) {
       const std::vector<size_t>& members = groups_.with(o);
@@ -43,6 +36,17 @@ class Grouper {
  private:
   const Shape& shape(size_t op) const {
     return program_.values[at(program_.ops[op].outputs[0])].shape;
+  }
+
+  void join_groups() {
+    for (size_t o = 0; o < program_.ops.size(); ++o) {
+      if (!fusable_[o]) continue;
+      for (int32_t input : program_.ops[o].inputs) {
+        const size_t maker = uses_.maker(input);
+        if (maker < o && fusable_[maker] && shape(maker) == shape(o))
+          groups_.join(maker, o, [&](const auto& members) { return go_together(members); });
+      }
+    }
   }
 
   bool is_fusable(size_t o) const {

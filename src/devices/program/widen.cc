@@ -120,11 +120,8 @@ class Widener {
 
   void add(ProgramOp op) {
     if (concat_exact(op)) return;
-    const auto any_narrow = [&](const std::vector<int32_t>& values) {
-      return std::any_of(values.begin(), values.end(), [&](int32_t v) { return narrow_value(v); });
-    };
     const std::vector<int32_t> made = op.outputs;
-    if (computes(op) && !is_widened(op) && (any_narrow(op.inputs) || any_narrow(op.outputs))) {
+    if (computes(op) && !is_widened(op)) {
       for (int32_t& input : op.inputs)
         if (narrow_value(input)) input = widened(input);
       for (int32_t& output : op.outputs)

@@ -216,22 +216,26 @@ class ClusterReader {
     }
     return ok_status();
   }
-  // "128x256: 0.8"
+  // "128x256"
+  static Result<ClusterDevice::Tile> read_sides(const Node& key) {
+    ClusterDevice::Tile tile;
+    const std::vector<std::string> sides = split_text(key.text, 'x');
+    Node side = key;
+    for (size_t s = 0; s < sides.size() && sides.size() == 2; ++s) {
+      side.text = sides[s];
+      const Result<int64_t> count = read_count(side, "tiles");
+      (s == 0 ? tile.rows : tile.columns) = count ? *count : 0;
+    }
+    if (sides.size() == 2 && std::min(tile.rows, tile.columns) >= 1) return tile;
+    return fail(key.at, "a tile must be ROWSxCOLUMNS, such as 128x256, not {}",
+                yaml::shown(key.text));
+  }
+  // "{128x256: 0.8, …}"
   static Status read_tiles(const Node& map, ClusterDevice& device) {
     PIPER_TRY(expect(map, Node::Kind::kMap, "'tiles'", "a map such as {128x256: 1, 64x64: 0.5}"));
     device.tiles.clear();
     for (const yaml::Entry& entry : map.entries) {
-      ClusterDevice::Tile tile;
-      const std::vector<std::string> sides = split_text(entry.key.text, 'x');
-      Node side = entry.key;
-      for (size_t s = 0; s < sides.size() && sides.size() == 2; ++s) {
-        side.text = sides[s];
-        const Result<int64_t> count = read_count(side, "tiles");
-        (s == 0 ? tile.rows : tile.columns) = count ? *count : 0;
-      }
-      if (sides.size() != 2 || std::min(tile.rows, tile.columns) < 1)
-        return fail(entry.key.at, "a tile must be ROWSxCOLUMNS, such as 128x256, not {}",
-                    yaml::shown(entry.key.text));
+      PIPER_ASSIGN(ClusterDevice::Tile tile, read_sides(entry.key));
       PIPER_ASSIGN(tile.share, read_quantity(entry.value, entry.key.text, Quantity::kShare));
       if (tile.share <= 0) return fail(entry.value.at, "the share of a tile must be more than 0");
       device.tiles.push_back(tile);

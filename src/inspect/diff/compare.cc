@@ -141,6 +141,19 @@ std::optional<std::string> growth_of(const DiffGate& gate, const std::string& wh
                      growth.empty() ? "" : " (" + growth + ")", *gate.percent);
 }
 
+void apply_gate(const DiffGate& gate, Diff& diff) {
+  const DiffSection* section = diff.find(gate.section);
+  if (!section) return;
+  if (!gate.percent) return diff.failed.push_back(gate.section + verb_of(gate.section));
+  const size_t others = diff.failed.size();
+  for (const auto& [where, measure] : section->each)
+    if (auto grown = growth_of(gate, fmt::format("{} of {}", gate.section, where), measure))
+      if (measure.before > 0) diff.failed.push_back(*std::move(grown));
+  if (diff.failed.size() > others) return;
+  const auto measure = section->measure.value_or(DiffSection::Measure());
+  if (auto grown = growth_of(gate, gate.section, measure)) diff.failed.push_back(*std::move(grown));
+}
+
 }  // namespace
 
 void apply_gates(const std::vector<DiffGate>& gates, Diff& diff) {
@@ -148,20 +161,7 @@ void apply_gates(const std::vector<DiffGate>& gates, Diff& diff) {
     if (std::ranges::count(diff.unknown, gate.section) > 0)
       diff.failed.push_back(fmt::format(
           "{} of one side or both is not known: --cluster or --costs predicts it", gate.section));
-    const DiffSection* section = diff.find(gate.section);
-    if (!section) continue;
-    if (!gate.percent) {
-      diff.failed.push_back(gate.section + verb_of(gate.section));
-      continue;
-    }
-    const size_t others = diff.failed.size();
-    for (const auto& [where, measure] : section->each)
-      if (auto grown = growth_of(gate, fmt::format("{} of {}", gate.section, where), measure))
-        if (measure.before > 0) diff.failed.push_back(*std::move(grown));
-    if (diff.failed.size() > others) continue;
-    const auto measure = section->measure.value_or(DiffSection::Measure());
-    if (auto grown = growth_of(gate, gate.section, measure))
-      diff.failed.push_back(*std::move(grown));
+    apply_gate(gate, diff);
   }
 }
 

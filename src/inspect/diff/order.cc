@@ -146,6 +146,25 @@ void compare_issues(const SetMatch& match, const DevicePair& pair, SectionChange
 
 }  // namespace
 
+namespace {
+
+// "4 → 8 ranks", "2 devices are permuted: …", or how many changes there are.
+std::string placement_summary(const SetMatch& match, size_t changes) {
+  if (match.before.ranks() != match.after.ranks())
+    return fmt::format("{} → {} ranks", match.before.ranks(), match.after.ranks());
+  std::multiset<std::string> from, to;
+  for (const DevicePair& pair : match.devices) {
+    if (!pair.moved) continue;
+    from.insert(match.before.devices[index_of(pair.before)].where);
+    to.insert(match.after.devices[index_of(pair.after)].where);
+  }
+  if (from.size() > 1 && from == to)
+    return fmt::format("{} devices are permuted: each does what another did", from.size());
+  return counted(static_cast<int64_t>(changes), "change");
+}
+
+}  // namespace
+
 void compare_placement(const SetMatch& match, SectionChanges& section) {
   add_text(section, "", "mesh", mesh_text(match.before, nullptr), mesh_text(match.after, &match));
   add_number(section, "", "ranks", double(match.before.ranks()), double(match.after.ranks()),
@@ -154,19 +173,7 @@ void compare_placement(const SetMatch& match, SectionChanges& section) {
   for (const SetMatch::StagePair& pair : match.stages())
     add_text(section, pair.name(), "runs on", devices_text(match, pair.before, false),
              devices_text(match, pair.after, true));
-  std::multiset<std::string> from, to;
-  for (const DevicePair& pair : match.devices) {
-    if (!pair.moved) continue;
-    from.insert(match.before.devices[index_of(pair.before)].where);
-    to.insert(match.after.devices[index_of(pair.after)].where);
-  }
-  if (match.before.ranks() != match.after.ranks())
-    section.summary = fmt::format("{} → {} ranks", match.before.ranks(), match.after.ranks());
-  else if (from.size() > 1 && from == to)
-    section.summary =
-        fmt::format("{} devices are permuted: each does what another did", from.size());
-  else
-    section.summary = counted(std::ssize(section.changes), "change");
+  section.summary = placement_summary(match, section.changes.size());
 }
 
 void compare_order(const SetMatch& match, SectionChanges& section) {

@@ -134,20 +134,27 @@ std::vector<std::string> train_lines(const Summary& summary) {
   return lines;
 }
 
+namespace {
+
+// "    stream 'compute': 8 F, 8 B".
+std::string stream_line(const StreamSummary& stream) {
+  std::string work;
+  for (const auto& [what, count] : stream.work)
+    work += fmt::format("{}{} {}", work.empty() ? "" : ", ", count,
+                        what == "P" ? "packing of weights" : what);
+  return fmt::format("    stream '{}': {}", quote_control(stream.name), work);
+}
+
+}  // namespace
+
 std::vector<std::string> order_lines(const Summary& summary) {
   std::vector<std::string> lines;
   for (const DeviceSummary& device : summary.devices) {
     const RoleSummary& role = summary.role(device);
     lines.push_back(fmt::format("{}: {}", device.where,
                                 order_text(role, 0, role.order.size(), role.stages.size() > 1)));
-    for (const StreamSummary& stream : role.streams) {
-      std::string work;
-      for (const auto& [what, count] : stream.work)
-        work += fmt::format("{}{} {}", work.empty() ? "" : ", ", count,
-                            what == "P" ? "packing of weights" : what);
-      if (role.streams.size() > 1)
-        lines.push_back(fmt::format("    stream '{}': {}", quote_control(stream.name), work));
-    }
+    for (const StreamSummary& stream : role.streams)
+      if (role.streams.size() > 1) lines.push_back(stream_line(stream));
     for (const StageSummary& stage : role.stages)
       if (stage.recomputed > 0)
         lines.push_back(fmt::format(

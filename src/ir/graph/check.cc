@@ -119,6 +119,17 @@ Status check_inputs(const Graph& graph) {
   return ok_status();
 }
 
+Status check_gradient(const Graph& graph, const Param& param) {
+  if (!param.gradient.valid()) return ok_status();
+  if (!exists(graph, param.gradient))
+    return fail("the gradient of parameter '{}' does not exist", param.name);
+  const Shape &shape = graph.value(param.value).type.shape,
+              &other = graph.value(param.gradient).type.shape;
+  if (other == shape) return ok_status();
+  return fail("the gradient of parameter '{}' has shape {}, the parameter {}", param.name,
+              to_string(other), to_string(shape));
+}
+
 Status check_params(const Graph& graph) {
   std::unordered_set<int32_t> taken;
   for (const Param& param : graph.params) {
@@ -128,37 +139,28 @@ Status check_params(const Graph& graph) {
     if (!taken.insert(param.value.value).second) {
       return fail("parameter '{}' has the value of another one", param.name);
     }
-    if (!param.gradient.valid()) continue;
-    if (!exists(graph, param.gradient)) {
-      return fail("the gradient of parameter '{}' does not exist", param.name);
-    }
-    const Shape& shape = graph.value(param.value).type.shape;
-    if (graph.value(param.gradient).type.shape != shape) {
-      return fail("the gradient of parameter '{}' has shape {}, the parameter {}", param.name,
-                  to_string(graph.value(param.gradient).type.shape), to_string(shape));
-    }
+    PIPER_TRY(check_gradient(graph, param));
   }
   return ok_status();
+}
+
+Status check_update(const Graph& graph, const StateUpdate& update) {
+  if (!exists(graph, update.state) || !exists(graph, update.next))
+    return fail("an update names a value that does not exist");
+  const Value &state = graph.value(update.state), &next = graph.value(update.next);
+  if (state.kind != ValueKind::kState)
+    return fail("an update of '{}', which is not state", state.name);
+  if (state.type == next.type) return ok_status();
+  return fail("state '{}' of type {} cannot become '{}' of type {}", state.name,
+              to_string(state.type), next.name, to_string(next.type));
 }
 
 Status check_updates(const Graph& graph) {
   std::unordered_set<int32_t> taken;
   for (const StateUpdate& update : graph.updates) {
-    if (!exists(graph, update.state) || !exists(graph, update.next)) {
-      return fail("an update names a value that does not exist");
-    }
-    const Value& state = graph.value(update.state);
-    const Value& next = graph.value(update.next);
-    if (state.kind != ValueKind::kState) {
-      return fail("an update of '{}', which is not state", state.name);
-    }
-    if (!taken.insert(update.state.value).second) {
-      return fail("two updates of '{}'", state.name);
-    }
-    if (state.type != next.type) {
-      return fail("state '{}' of type {} cannot become '{}' of type {}", state.name,
-                  to_string(state.type), next.name, to_string(next.type));
-    }
+    PIPER_TRY(check_update(graph, update));
+    if (!taken.insert(update.state.value).second)
+      return fail("two updates of '{}'", graph.value(update.state).name);
   }
   return ok_status();
 }

@@ -12,6 +12,13 @@ Bytes one(T number) {
   return Bytes::copy_of(&number, sizeof number);
 }
 
+uint16_t half_of(double number, DType dtype) {
+  const auto wide = static_cast<float>(number);
+  uint16_t half = 0;
+  round_to_halves(dtype, &wide, reinterpret_cast<std::byte*>(&half), 1);
+  return half;
+}
+
 Bytes bytes_of(double number, DType dtype) {
   switch (dtype) {
     case DType::kF32:
@@ -19,12 +26,8 @@ Bytes bytes_of(double number, DType dtype) {
     case DType::kF64:
       return one(number);
     case DType::kBF16:
-    case DType::kF16: {
-      const auto wide = static_cast<float>(number);
-      uint16_t half = 0;
-      round_to_halves(dtype, &wide, reinterpret_cast<std::byte*>(&half), 1);
-      return one(half);
-    }
+    case DType::kF16:
+      return one(half_of(number, dtype));
     case DType::kI64:
       return one(static_cast<int64_t>(number));
     case DType::kI32:

@@ -166,6 +166,14 @@ void check_starts(const Model& model, Findings& findings) {
   }
 }
 
+// Returns whether a kept tensor begins as another one does that has the same name.
+bool starts_as(const Tensor& tensor, const Tensor& other) {
+  const auto layout = [](const Tensor& t) { return std::tie(t.type, t.whole, t.cuts); };
+  const bool is_original = tensor.copy_of < 0 && tensor.previous_of < 0;
+  return other.init == tensor.init && other.fill == tensor.fill &&
+         (!is_original || layout(other) == layout(tensor));
+}
+
 // Checks that states and constants with one name start with the same values in all roles, and that
 // states with one name have the same type and cuts. (Copies and versions have those of their
 // parameter, or fewer.)
@@ -180,11 +188,7 @@ void check_kept(const Model& model, Findings& findings) {
       const auto [first, is_new] =
           known.try_emplace({is_param, std::string_view(name)}, &tensor, c);
       const auto& [other, cell] = first->second;
-      const auto lies = [](const Tensor& t) { return std::tie(t.type, t.whole, t.cuts); };
-      const bool is_original = tensor.copy_of < 0 && tensor.previous_of < 0;
-      if (is_new || (other->init == tensor.init && other->fill == tensor.fill &&
-                     (!is_original || lies(*other) == lies(tensor))))
-        continue;
+      if (is_new || starts_as(tensor, *other)) continue;
       findings.add("structure", "{}'{}' starts differently on {} and {}",
                    is_param ? "parameter " : "", quote_control(name), model.who(cell),
                    model.who(c));

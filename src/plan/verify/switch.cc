@@ -87,14 +87,9 @@ class SwitchProof {
         find("a move of state {} of {}", move.state, transfer_.states.size());
         continue;
       }
-      SpanFinder source(before_[{move.from, move.state}]);
-      Spans& to = given[{move.to, move.state}];
-      for (const StateTransfer::Run& run : move.runs) {
-        if (!source.has(run.first, run.end()))
-          find("rank {} is to give elements [{}, {}) of '{}' to rank {}, and does not hold them",
-               move.from, run.first, run.end(), name(move.state), move.to);
-        to.emplace_back(run.first, run.end());
-      }
+      check_held(move);
+      for (const StateTransfer::Run& run : move.runs)
+        given[{move.to, move.state}].emplace_back(run.first, run.end());
     }
     for (auto& [place, spans] : given) compare(place, spans);
     for (const auto& [place, wanted] : after_)
@@ -103,6 +98,14 @@ class SwitchProof {
   }
 
  private:
+  // Checks that who gives elements holds them.
+  void check_held(const StateTransfer::Move& move) {
+    SpanFinder source(before_[{move.from, move.state}]);
+    for (const StateTransfer::Run& run : move.runs)
+      if (!source.has(run.first, run.end()))
+        find("rank {} is to give elements [{}, {}) of '{}' to rank {}, and does not hold them",
+             move.from, run.first, run.end(), name(move.state), move.to);
+  }
   using Place = std::pair<int64_t, int32_t>;  // rank, state
 
   static void add_spans(const RoleProgram& role, const Tensor& tensor, int64_t rank, Spans& spans) {

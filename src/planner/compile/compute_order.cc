@@ -165,27 +165,29 @@ std::string place_of(const Dag& dag, size_t cell) {
   return where;
 }
 
+// Says what no order of a device is shorter than.
+const char* why_no_shorter(const ListPolicy& policy, BoundBy by) {
+  if (by == BoundBy::kWaits)
+    return "computes so long, and waits for its first and last backward with what the limits let "
+           "it do";
+  if (by == BoundBy::kWay)
+    return "computes so long without weight halves, after what leads to its first task and before "
+           "what follows its last";
+  if (by == BoundBy::kLimits)
+    return "keeps activations of all microbatches so long, within the limits at a time";
+  return policy.span ? "computes so long"
+                     : "computes so long, after what leads to its first task and before what "
+                       "follows its last";
+}
+
 // "within 3.2 % of the bound: …".
 std::string gap(const Dag& dag, const ListPolicy& policy, const OrderLength& length) {
   const double over =
       length.bound > 0 ? static_cast<double>(length.length) / static_cast<double>(length.bound) - 1
                        : 0;
   const std::string where = place_of(dag, length.cell);
-  const char* why = policy.span ? "computes so long"
-                                : "computes so long, after what leads to its first task and "
-                                  "before what follows its last";
-  if (length.by == BoundBy::kWaits)
-    why =
-        "computes so long, and waits for its first and last backward with what the limits let "
-        "it do";
-  if (length.by == BoundBy::kWay)
-    why =
-        "computes so long without weight halves, after what leads to its first task and before "
-        "what follows its last";
-  if (length.by == BoundBy::kLimits)
-    why = "keeps activations of all microbatches so long, within the limits at a time";
   return fmt::format("by these costs within {:.1f} % of the bound: {} {}", over * 100,
-                     where.empty() ? "the device" : where, why);
+                     where.empty() ? "the device" : where, why_no_shorter(policy, length.by));
 }
 
 // Returns what the policy came to on each cell.

@@ -231,6 +231,20 @@ Status use_training(const Imported& imported, Strategy& strategy, Explanations& 
   return ok_status();
 }
 
+namespace {
+
+// Copies the model for sites that all read the outer parameters, as what is frozen.
+Graph copy_with_outer_parameters(Graph forward, int64_t sites, const std::string& over) {
+  std::vector<bool> frozen;
+  for (Param& param : forward.params) frozen.push_back(std::exchange(param.frozen, true));
+  forward.updates.clear();
+  forward = copy_for_sites(forward, sites, over);
+  for (size_t p = 0; p < frozen.size(); ++p) forward.params[p].frozen = frozen[p];
+  return forward;
+}
+
+}  // namespace
+
 Result<Graph> evaluation_step(Graph forward, const Strategy& strategy, Explanations& out) {
   PIPER_ASSIGN(forward, evaluated(std::move(forward)));
   const std::string by =
@@ -241,13 +255,9 @@ Result<Graph> evaluation_step(Graph forward, const Strategy& strategy, Explanati
       {SourceSpan{strategy.path}, "evaluation", {"a batch counts in the loss of a set by " + by}});
   TrainSpec train = strategy.train;
   train.sites = sites_of(strategy);
-  if (!strategy.local_steps.empty()) {  // all sites read the outer parameters, as what is frozen
-    std::vector<bool> frozen;
-    for (Param& param : forward.params) frozen.push_back(std::exchange(param.frozen, true));
-    forward.updates.clear();
-    forward = copy_for_sites(forward, train.sites, strategy.local_steps[0].over);
-    for (size_t p = 0; p < frozen.size(); ++p) forward.params[p].frozen = frozen[p];
-  }
+  if (!strategy.local_steps.empty())
+    forward =
+        copy_with_outer_parameters(std::move(forward), train.sites, strategy.local_steps[0].over);
   PIPER_ASSIGN(Differentiated step, differentiate(std::move(forward), train));
   PIPER_ASSIGN(Recognised found, recognise(std::move(step.graph)));
   return accumulate_in_halves(std::move(found.graph), strategy.precisions);

@@ -51,10 +51,7 @@ class Search {
       return fail(options_.cluster.at, "the cluster has {} devices, but {} ranks are asked for",
                   options_.cluster.size(), ranks_)
           .with_code(ExitCode::kUsage);
-    memory_ = options_.memory;
-    for (const ClusterDevice& device : options_.cluster.devices)
-      if (const double has = device.memory - device.reserve; memory_ <= 0 || has < memory_)
-        memory_ = has;
+    memory_ = least_memory();
     PIPER_TRY(read_fixed());
     PIPER_TRY(read_batch());
     std::vector<SearchChoice> starts =
@@ -69,6 +66,13 @@ class Search {
   }
 
  private:
+  // Returns the bytes that the device with the least memory has.
+  double least_memory() const {
+    double least = static_cast<double>(options_.memory);
+    for (const ClusterDevice& device : options_.cluster.devices)
+      if (const double has = device.memory - device.reserve; least <= 0 || has < least) least = has;
+    return least;
+  }
   // ---- What stays ----
   Status read_fixed() {
     for (const auto& [name, value] : options_.fixed) {
@@ -177,14 +181,18 @@ class Search {
         choice.schedule = options_.space.schedules.front();
         choice.memory = options_.space.memory.front();
         choice = fixed(choice);
-        std::vector<int64_t> counts{1, 2, 4, 8, 16, 32, 64};
-        if (!std::ranges::count(counts, choice.microbatches)) counts.push_back(choice.microbatches);
-        for (const int64_t count : counts) {
-          choice.microbatches = count;
-          if (keeps(choice)) all.push_back(choice);
-        }
+        add_counts(choice, all);
       }
     return all;
+  }
+  // Adds the choice with each number of microbatches that is allowed.
+  void add_counts(SearchChoice choice, std::vector<SearchChoice>& all) const {
+    std::vector<int64_t> counts{1, 2, 4, 8, 16, 32, 64};
+    if (!std::ranges::count(counts, choice.microbatches)) counts.push_back(choice.microbatches);
+    for (const int64_t count : counts) {
+      choice.microbatches = count;
+      if (keeps(choice)) all.push_back(choice);
+    }
   }
   // The user's file says how many samples a step has.
   Status read_batch() {
@@ -296,16 +304,18 @@ class Search {
         fmt::format("none of the {} candidates that the search begins with can be "
                     "compiled; this is what is wrong with the first: {}",
                     tried_.size(), describe(tried_.front().choice)));
-    if (batch_ > 0 && batch_ % ranks_ != 0) {
-      const int64_t more = (batch_ / ranks_ + 1) * ranks_;
-      int64_t fewer = ranks_ - 1;
-      while (batch_ % fewer != 0) --fewer;
-      error.notes.push_back(
-          fmt::format("help: {} replicas cannot share {} samples evenly: 'global_batch: {}' allows "
-                      "them, and '--ranks {}' leaves devices idle",
-                      ranks_, batch_, more, fewer));
-    }
+    if (batch_ > 0 && batch_ % ranks_ != 0) error.notes.push_back(help_with_batch());
     return error;
+  }
+  // Says which batch or ranks would go together.
+  std::string help_with_batch() const {
+    const int64_t more = (batch_ / ranks_ + 1) * ranks_;
+    int64_t fewer = ranks_ - 1;
+    while (batch_ % fewer != 0) --fewer;
+    return fmt::format(
+        "help: {} replicas cannot share {} samples evenly: 'global_batch: {}' allows them, and "
+        "'--ranks {}' leaves devices idle",
+        ranks_, batch_, more, fewer);
   }
 
   // Choices that fit in memory come first; of the others one is better the less memory it takes.

@@ -144,24 +144,27 @@ class DcpReader {
            pickle_.name_of(value) == fmt::format("{}{}", kModule, name);
   }
 
+  // Reads where the bytes of a part of a state are.
+  Result<Place> read_place(uint32_t info, const std::string& name) const {
+    const auto file = pickle_.text(pickle_.field(info, "relative_path"));
+    const auto at = pickle_.integer(pickle_.field(info, "offset"));
+    const auto bytes = pickle_.integer(pickle_.field(info, "length"));
+    if (!file || file->find('/') != file->npos || file->find('\0') != file->npos || !at ||
+        *at < 0 || !bytes || *bytes < 0)
+      return error(fmt::format("a part of '{}' is in no file of this folder", quote_control(name)));
+    const auto changed = pickle_.field(info, "transform_descriptors");
+    if (changed && !pickle_.is(*changed, Pickle::Kind::kNone))
+      return error(
+          fmt::format("a part of '{}' is compressed, which is not supported", quote_control(name)));
+    return Place{*file, *at, *bytes};
+  }
   Status read_places(const std::vector<uint32_t>& items) {
     for (size_t k = 0; k + 1 < items.size(); k += 2) {
       const auto name = pickle_.text(pickle_.field(items[k], "fqn"));
       if (!name) return error("a part of a state has no name");
       const auto offset = pickle_.sizes(pickle_.field(items[k], "offset"));
-      const uint32_t info = items[k + 1];
-      const auto file = pickle_.text(pickle_.field(info, "relative_path"));
-      const auto at = pickle_.integer(pickle_.field(info, "offset"));
-      const auto bytes = pickle_.integer(pickle_.field(info, "length"));
-      if (!file || file->find('/') != file->npos || file->find('\0') != file->npos || !at ||
-          *at < 0 || !bytes || *bytes < 0)
-        return error(
-            fmt::format("a part of '{}' is in no file of this folder", quote_control(*name)));
-      const auto changed = pickle_.field(info, "transform_descriptors");
-      if (changed && !pickle_.is(*changed, Pickle::Kind::kNone))
-        return error(fmt::format("a part of '{}' is compressed, which is not supported",
-                                 quote_control(*name)));
-      if (offset) places_.emplace(std::pair(*name, *offset), Place{*file, *at, *bytes});
+      PIPER_ASSIGN(Place place, read_place(items[k + 1], *name));
+      if (offset) places_.emplace(std::pair(*name, *offset), std::move(place));
     }
     return ok_status();
   }

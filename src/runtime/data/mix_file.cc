@@ -90,6 +90,15 @@ Result<Decimal> read_weight(const Node& node) {
   return decimal;
 }
 
+// Returns how many units a weight is, of which 10^places are 1.
+Result<int64_t> in_units(const Decimal& weight, int places) {
+  int64_t value = weight.digits;
+  for (int i = weight.places; i < places; ++i)
+    if (__builtin_mul_overflow(value, int64_t{10}, &value))
+      return fail(weight.at, "a weight beside others has too many digits");
+  return value;
+}
+
 // Returns the smallest whole numbers in the same ratios.
 Result<std::vector<int64_t>> make_whole(const SourceSpan& at, const std::vector<Decimal>& weights) {
   int places = 0;
@@ -97,10 +106,7 @@ Result<std::vector<int64_t>> make_whole(const SourceSpan& at, const std::vector<
   std::vector<int64_t> whole;
   int64_t divisor = 0, sum = 0;
   for (const Decimal& weight : weights) {
-    int64_t value = weight.digits;
-    for (int i = weight.places; i < places; ++i)
-      if (__builtin_mul_overflow(value, int64_t{10}, &value))
-        return fail(weight.at, "a weight beside others has too many digits");
+    PIPER_ASSIGN(const int64_t value, in_units(weight, places));
     whole.push_back(value);
     divisor = std::gcd(divisor, value);
   }

@@ -31,6 +31,13 @@ struct Sources {
   }
 };
 
+std::optional<int64_t> parse_token(std::string_view text) {
+  int64_t token = -1;
+  const char* const end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, token);
+  return error == std::errc() && at == end && token >= 0 ? std::optional(token) : std::nullopt;
+}
+
 // Cuts off the text after the last ':' if it says something of tokens.
 Result<bool> take_suffix(const std::string& whole, TokenFiles& files) {
   constexpr std::string_view kSeparator = "separator=";
@@ -40,10 +47,8 @@ Result<bool> take_suffix(const std::string& whole, TokenFiles& files) {
   if (const auto type = parse_token_type(suffix); type && !files.type) {
     files.type = type;
   } else if (suffix.starts_with(kSeparator)) {
-    int64_t token = -1;
-    const char* const end = suffix.data() + suffix.size();
-    const auto [at, error] = std::from_chars(suffix.data() + kSeparator.size(), end, token);
-    if (error != std::errc() || at != end || token < 0 || files.separator)
+    const auto token = parse_token(std::string_view(suffix).substr(kSeparator.size()));
+    if (!token || files.separator)
       return fail("data source '{}' needs one token as its separator: FILE:separator=50256", whole);
     files.separator = token;
   } else if (suffix == "pack" && !files.pack) {

@@ -4,6 +4,8 @@
 // matrix product of what Unfold makes.
 //
 //   Unfold of [1,1,4], kernel [2], strides [1]:   a b c d  ->  ab / bc / cd   of shape [1,3,1,2]
+#include <algorithm>
+
 #include "rules.h"
 
 namespace piper {
@@ -20,12 +22,10 @@ Status count_windows(const Attrs& attrs, Windows& w) {
   PIPER_ASSIGN(w.strides, check_list(attrs, "strides", dims));
   PIPER_ASSIGN(w.dilations, check_list(attrs, "dilations", dims));
   for (size_t d = 0; d < dims; ++d) {
-    for (int64_t extent : {w.kernel[d], w.strides[d], w.dilations[d]}) {
-      if (extent < 1 || extent > kMost) {
-        return fail("a window {} with strides {} and dilations {} is impossible",
-                    to_string(w.kernel), to_string(w.strides), to_string(w.dilations));
-      }
-    }
+    const auto [least, most] = std::minmax({w.kernel[d], w.strides[d], w.dilations[d]});
+    if (least < 1 || most > kMost)
+      return fail("a window {} with strides {} and dilations {} is impossible", to_string(w.kernel),
+                  to_string(w.strides), to_string(w.dilations));
     const int64_t span = (w.kernel[d] - 1) * w.dilations[d] + 1;
     if (span > w.size[d] || w.size[d] > kMost) {
       return fail("a window {} with dilations {} does not fit into {}", to_string(w.kernel),
