@@ -197,11 +197,12 @@ void expect_closed_form(const std::string& model, int64_t dp, int64_t prefetch) 
     largest = std::max(largest, bytes);
   }
   EXPECT_EQ(held.gathered, pool);
-  // Nothing else lies in the arena, and what lies badly is less than a fiftieth.
+  // Nothing else lies in the arena. What lies badly, and gradients that keep their memory beside
+  // the first product after their reduction has begun, are less than a thirtieth.
   const Arena whole = arena_of(plain), cut = arena_of(role);
   const auto expect_full = [](int64_t arena, int64_t bytes) {
     EXPECT_GE(arena, bytes);
-    EXPECT_LE(arena, bytes + bytes / 50);
+    EXPECT_LE(arena, bytes + bytes / 30);
   };
   expect_full(plain.arena_bytes, whole.outlives + whole.gradients + whole.activations);
   expect_full(role.arena_bytes, cut.outlives + cut.gradients + held.gathered + cut.activations);

@@ -265,19 +265,20 @@ class EachSample(nn.Module):
 
 
 class Stateful(nn.Module):
-    """Buffers that forward changes: numbers, counts of integer labels, statistics of an instance norm; and one that the loss is."""
+    """Buffers that forward changes: numbers, counts of integer labels, statistics of an instance norm, the least of all inputs, which is infinite at first; and one that the loss is."""
 
     def __init__(self):
         super().__init__()
         self.fc, self.norm = torch.nn.utils.weight_norm(nn.Linear(4, 3)), nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
-        for name, value in dict(steps=torch.zeros(()), counts=torch.ones(3), last=torch.zeros(())).items():
+        for name, value in dict(steps=torch.zeros(()), counts=torch.ones(3), last=torch.zeros(()), least=torch.tensor(torch.inf)).items():
             self.register_buffer(name, value)
 
     def forward(self, x, y):
         with torch.no_grad():
             self.steps.add_(1)
             self.counts.mul_(0.9).add_(0.1 * F.one_hot(y, 3).sum(0))
-        loss = F.cross_entropy(self.fc(self.norm(x).pow(3).mean(-1)) / self.counts, y) / self.steps
+            self.least.copy_(torch.minimum(self.least, x.min()))
+        loss = F.cross_entropy(self.fc(self.norm(x).pow(3).mean(-1)) / self.counts, y) * self.least.abs() / self.steps
         with torch.no_grad():
             self.last.copy_(loss)
         return loss
@@ -1383,7 +1384,7 @@ def main():
         cases.append((said(Windows().eval(), (torch.randn(3, 6, 8),), path), ["3 parameters to train", "is one of PyTorch, in float32"]))
         cases.append((said(EachSample(), (torch.randn(4, 4), torch.tensor([0, 2, -100, 1])), path), ["3 parameters to train", "is one of PyTorch"]))
         cases.append((said(Stateful(), (torch.randn(4, 4, 5), torch.tensor([0, 2, 2, 1])), path),
-                      ["5 parameters to train", "buffers steps, counts, last, norm.running_mean, norm.running_var", "is one of PyTorch"]))
+                      ["5 parameters to train", "buffers steps, counts, last, least, norm.running_mean, norm.running_var", "is one of PyTorch"]))
         batches = [torch.randn(4, 4) for _ in range(3)]
         follower = Momentum()
         cases.append((said(follower, (batches[0],), path), ["2 parameters to train", "buffers teacher.weight, teacher.bias", "is one of PyTorch"]))

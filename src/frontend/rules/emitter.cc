@@ -195,8 +195,12 @@ Status Emitter::follow(const Val& state, const Val& now, double momentum) {
   const auto scaled = [&](ValueId value, double factor) {
     return build_.mul(value, build_.scalar(factor, state.dtype));
   };
-  const ValueId first = scaled(old, momentum), second = scaled(sum, 1 - momentum);
-  next = build_.add(first, second);
+  if (momentum == 0) {
+    next = scaled(sum, 1);  // an infinite state would stay in the sum, as 0 · inf
+  } else {
+    const ValueId first = scaled(old, momentum), second = scaled(sum, 1 - momentum);
+    next = build_.add(first, second);
+  }
   set_update(graph().updates, state.id, next);
   build_.pass = pass;
   return ok_status();
