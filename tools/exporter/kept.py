@@ -4,6 +4,7 @@ import operator
 import types
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils import _pytree as pytree
 
 CONTAINERS = dict, list, set
@@ -74,8 +75,8 @@ def is_same(a, b):
 
 
 def are_equal(a, b):
-    """Also of sparse tensors, which PyTorch does not compare."""
-    return torch.equal(*(one if one.layout is torch.strided else one.to_dense() for one in (a, b)))
+    """Also of sparse tensors, which PyTorch does not compare. Tensors without values have none that differ."""
+    return is_fake(a) or is_fake(b) or torch.equal(*(one if one.layout is torch.strided else one.to_dense() for one in (a, b)))
 
 
 def are_close(one, other):
