@@ -271,8 +271,6 @@ TEST_F(Checkpoints, FoldersAreGuarded) {
       << mixed.second;
 }
 
-// What was trained is saved also when a checkpoint cannot be written; with `ignore` the job goes
-// on.
 // Files that a run reads are as they were, whatever flag names them, and none has two uses.
 TEST_F(Checkpoints, RunsWriteNoFileThatTheyRead) {
   const std::string step = at(kWays[0]) + "/step-000000003/";
@@ -332,6 +330,8 @@ TEST_F(Checkpoints, FoldersOfRunsLoseNothing) {
   std::filesystem::remove(path(at(kWays[1])) + "/checkpoints");
 }
 
+// What was trained is saved also when a checkpoint cannot be written; with `ignore` the job goes
+// on.
 TEST_F(Checkpoints, OneThatFailsLosesNoTraining) {
   const std::string flags = "--steps 8 --every 2 --checkpoint ";
   const auto with_fault = [&](const std::string& more) {

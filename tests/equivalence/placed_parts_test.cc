@@ -81,7 +81,8 @@ std::string chunks(const std::string& splits, int64_t stages = 4) {
          "  - place: {where: {part: k}, on: {pp: k}}\n" +
          splits;
 }
-// As it, in the order of Seq1F1B: an item takes one chunk, with what of it is in no part.
+// It is the strategy above in the order of Seq1F1B: an item takes one chunk, with what of it is in
+// no part.
 const std::string kChunksInOrder = R"(  - order:
       each: pp
       program: |

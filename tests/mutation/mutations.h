@@ -35,7 +35,7 @@ std::span<const Mutation> block_mutations();
 std::span<const Mutation> exchange_mutations();
 // Those of what plans do, which the plan for one device tells.
 std::span<const Mutation> doing_mutations();
-// Those of what is rounded on its way between stages.
+// Returns those that change how values are rounded on their way between stages.
 std::span<const Mutation> round_mutations();
 
 // Those of states that are cut over axes of replicas.

@@ -214,7 +214,7 @@ inline std::string joining_strategy(Random& random, size_t microbatches) {
   }
 }
 
-// What stages hand on is rounded.
+// Returns a strategy whose stages hand on rounded values.
 inline std::string sending_strategy(Random& random, size_t microbatches) {
   const std::string start = "directives:\n";
   while (true) {

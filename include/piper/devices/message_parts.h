@@ -1,4 +1,4 @@
-// Messages of several tensors, which lie apart on each side.
+// Describes messages of several tensors, which lie apart on each side, and copies them.
 #pragma once
 
 #include <algorithm>

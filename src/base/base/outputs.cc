@@ -17,7 +17,7 @@ bool is_device(const std::string& path) {
   return fs::exists(about) && !fs::is_regular_file(about) && !fs::is_directory(about);
 }
 
-// Whether two paths lead to one file, which need not be there yet.
+// Returns whether two paths lead to one file, also to one that is not there yet.
 bool are_one_file(const std::string& a, const std::string& b) {
   std::error_code problem;
   if (fs::equivalent(a, b, problem)) return true;

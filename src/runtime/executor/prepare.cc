@@ -346,7 +346,8 @@ std::vector<std::string> files_read(const RunOptions& options, const Loaded& loa
   return files;
 }
 
-// What is trained may replace the file that it began with, as a whole: other files may not.
+// Checks that no output replaces what the run reads. --save alone may name the file of --init: it
+// is written as a whole, after that has been read.
 Status check_files(const RunOptions& options, const Loaded& loaded) {
   const std::vector<std::string> read = files_read(options, loaded);
   const OutputFile outputs[] = {{"--save", options.save},
