@@ -378,7 +378,10 @@ UpdateIndex::UpdateIndex(const Dag& dag)
       params.push_back({copy});
       continue;
     }
-    const UpdateReads reads = reads_of(dag.graph, update.next, param_of);
+    UpdateReads reads = reads_of(dag.graph, update.next, param_of);
+    // What a model keeps, and replaces by what does not depend on it, stays where it is.
+    if (const ValueId own = param_of[update.state.index()]; own.valid() && reads.params.empty())
+      reads.params.push_back(own);
     params.push_back(update.beside.valid() ? std::vector<ValueId>{update.beside} : reads.params);
     for (ValueId param : params.back())
       if (held[param.index()].empty()) held[param.index()] = cells_of(dag, reads.sums);
