@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -118,6 +120,21 @@ Status check_costs(const std::vector<std::string>& all, const PlanSet& set) {
   return ok_status();
 }
 
+// Returns the rank, and the time in seconds, of a text as "3@12.5".
+Result<std::pair<int64_t, double>> read_moment(const std::string& text) {
+  const size_t sign = text.find('@');
+  char* unit = nullptr;
+  int64_t rank = 0;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), rank);
+  const double time = sign == text.npos ? -1 : std::strtod(text.c_str() + sign + 1, &unit);
+  if (sign == text.npos || read.ec != std::errc() || read.ptr != text.data() + sign ||
+      !(time >= 0) || !std::isfinite(time) || unit == text.c_str() + sign + 1 ||
+      (*unit != '\0' && std::string_view(unit) != "ms"))
+    return fail("--why {}: expected a rank and milliseconds, as 3@12.5", quote_control(text))
+        .with_code(ExitCode::kUsage);
+  return std::pair(rank, time / 1e3);
+}
+
 }  // namespace
 
 void MachineFlags::add(CLI::App& app, bool stated) {
@@ -186,6 +203,16 @@ Status print_prediction(const PlanSet& set, const Machine& machine, const Machin
   const std::string text = json ? report_json(set, report, facts, sensitive)
                                 : print_report(set, report, facts, sensitive);
   std::fputs(text.c_str(), stdout);
+  return ok_status();
+}
+
+Status print_why(std::span<const std::string> times, const PlanSet& set, const Timeline& timeline) {
+  for (const std::string& text : times) {
+    PIPER_ASSIGN(const auto asked, read_moment(text));
+    PIPER_ASSIGN(const std::vector<std::string> lines,
+                 explain_time(timeline, asked.first, asked.second, set.manifest.strategy_text));
+    for (const std::string& line : lines) fmt::print("{}\n", line);
+  }
   return ok_status();
 }
 

@@ -30,6 +30,9 @@ struct MachineFlags {
 // off.
 Status print_prediction(const PlanSet& set, const Machine& machine, const MachineFacts& facts,
                         bool json, bool off);
+// Prints what a rank does at each of the times, as "3@12.5", and what it waits for. Errors: a text
+// of another form; ranks and times that the timeline does not have.
+Status print_why(std::span<const std::string> times, const PlanSet& set, const Timeline& timeline);
 // Prints what the steps of a batch that grows take in all: of `stages`, each until the next one
 // begins. `first_steps`: of these, and then of what follows them.
 Status print_rampup(std::span<const PlanSet* const> stages, std::span<const int64_t> first_steps,

@@ -1,10 +1,7 @@
 // piper-sim PLANS: what a step of a plan set takes on a machine, where devices idle and why.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <iterator>
 
 #include "flag_checks.h"
@@ -37,25 +34,6 @@ constexpr const char* kFooter =
     "usage, 4 the plans cannot be read or followed, 12 the system "
     "refused a file or memory";
 
-Status explain(const Flags& flags, const PlanSet& set, const Timeline& timeline) {
-  for (const std::string& text : flags.why) {
-    const size_t sign = text.find('@');
-    char* unit = nullptr;
-    int64_t rank = 0;
-    const auto read = std::from_chars(text.data(), text.data() + text.size(), rank);
-    const double time = sign == text.npos ? -1 : std::strtod(text.c_str() + sign + 1, &unit);
-    if (sign == text.npos || read.ec != std::errc() || read.ptr != text.data() + sign ||
-        !(time >= 0) || !std::isfinite(time) || unit == text.c_str() + sign + 1 ||
-        (*unit != '\0' && std::string_view(unit) != "ms"))
-      return fail("--why {}: expected a rank and milliseconds, as 3@12.5", quote_control(text))
-          .with_code(ExitCode::kUsage);
-    PIPER_ASSIGN(const std::vector<std::string> lines,
-                 explain_time(timeline, rank, time / 1e3, set.manifest.strategy_text));
-    for (const std::string& line : lines) fmt::print("{}\n", line);
-  }
-  return ok_status();
-}
-
 Status write_page(const Flags& flags, const MachineFacts& facts, const Timeline& timeline) {
   const std::string title =
       fmt::format("{}: {} ranks on {}", flags.plans, timeline.row_of_rank.size(), facts.name);
@@ -74,7 +52,7 @@ Status run_one(const Flags& flags, const PlanSet& set) {
     PIPER_ASSIGN(const Timeline timeline, simulate(set, *machine, flags.steps));
     if (!flags.trace.empty()) PIPER_TRY(write_file(flags.trace, timeline_trace(timeline)));
     if (!flags.html.empty()) PIPER_TRY(write_page(flags, facts, timeline));
-    PIPER_TRY(explain(flags, set, timeline));
+    PIPER_TRY(print_why(flags.why, set, timeline));
     if (!flags.why.empty()) return ok_status();
   }
   return print_prediction(set, *machine, facts, flags.json, !flags.no_sensitivity);

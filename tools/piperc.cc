@@ -61,7 +61,7 @@ struct Flags {
   std::string topics_text;  // as --explain got them
   ExplainTopics topics;
   std::vector<std::string> defines;
-  std::vector<std::string> dims;
+  std::vector<std::string> dims, why;
   std::string emit, emit_order, order_form = "compute";
   std::string svg, costs = "flops";
   std::optional<size_t> width;
@@ -116,6 +116,10 @@ Status predict(const Flags& flags, const PlanSet& set) {
   PIPER_ASSIGN(const std::unique_ptr<Machine> machine,
                flags.machine.make(set, flags.compile.library, facts));
   PIPER_TRY(draw(flags, set, machine.get()));
+  if (!flags.why.empty()) {
+    PIPER_ASSIGN(const Timeline timeline, simulate(set, *machine, 1));
+    return print_why(flags.why, set, timeline);
+  }
   return flags.dump.empty() ? print_prediction(set, *machine, facts, false, true) : ok_status();
 }
 
@@ -167,7 +171,7 @@ Status make_all(const Flags& flags, const Compiled& compiled) {
     PIPER_ASSIGN(stages, compile_stages(flags.compile, compiled));
   }
   PIPER_TRY(predict(flags, compiled.set));
-  if (flags.machine.given() && flags.dump.empty() && !stages.empty()) {
+  if (flags.machine.given() && flags.dump.empty() && flags.why.empty() && !stages.empty()) {
     std::vector<const PlanSet*> sets;
     for (const Compiled& stage : stages) sets.push_back(&stage.set);
     PIPER_TRY(print_rampup(sets, first_steps_of(compiled), flags.machine, flags.compile.library,
@@ -338,6 +342,13 @@ void add_report_flags(CLI::App& app, Flags& flags) {
 // Adds the flags of the devices, and of which plans are made for them.
 void add_target_flags(CLI::App& app, Flags& flags) {
   flags.machine.add(app, false);
+  app.add_option("--why", flags.why,
+                 "say what a rank does at this time of a step, and what it waits for, instead of "
+                 "predicting the step")
+      ->type_name("RANK@MS,…")
+      ->delimiter(',')
+      ->needs(app.get_option("--cluster"))
+      ->excludes(app.get_option("--dump"));
   app.add_option("--target", flags.compile.target,
                  "the kind of device that the plans are for; they state the memory that it needs")
       ->check(CLI::IsMember(piper::target_names()))
@@ -364,7 +375,7 @@ void add_target_flags(CLI::App& app, Flags& flags) {
 
 // Throws what CLI11 throws for flags that do not go together.
 void check_flags(const CLI::App& app, Flags& flags) {
-  if (flags.dry_run && flags.dump.empty() && flags.topics_text.empty())
+  if (flags.dry_run && flags.dump.empty() && flags.topics_text.empty() && flags.why.empty())
     read_topics("summary", flags.topics);
   if (!flags.describe && flags.compile.strategy.empty()) throw CLI::RequiredError("strategy");
   if (!flags.describe && flags.emit.empty() && flags.output.empty() && !flags.dry_run &&

@@ -41,6 +41,9 @@ def explained(folder):
     (folder / "strategy.yaml").write_text(STRATEGY)
     done = subprocess.run([BIN / "piperc", "model.onnx", "strategy.yaml", "--dry-run", "--explain"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    why = subprocess.run([BIN / "piperc", "model.onnx", "strategy.yaml", "--dry-run", "--cluster", "<h100x8>", "--why", "1@0"], cwd=folder,
+                         capture_output=True, text=True)
+    assert why.returncode == 0 and why.stdout.startswith("rank 1 computes nothing from 0 us to "), why
     return [line for line in done.stdout.splitlines() if "zeros" not in line and line.strip() != "values"]
 
 

@@ -174,6 +174,28 @@ TEST(Predict, WhyNamesTheTaskAndItsRank) {
           order);
 }
 
+// The plans that piperc has made say it as those in files do.
+TEST(Predict, WhyNeedsNoPlanFiles) {
+  const std::string why = " --cluster '<h100x8>' --why 2@0,0@0.011",
+                    compile = fmt::format("piperc {0}model.onnx {0}pp2-dp2.yaml", kSample);
+  const auto [code, text] = run(compile + " --dry-run" + why);
+  EXPECT_EQ(code, 0) << text;
+  const std::string of_files = run("piper-sim " + plans() + why).second;
+  EXPECT_TRUE(text.ends_with(of_files)) << text << "beside\n" << of_files;  // after notes
+  for (const char* part : {"rank 2 computes nothing from 0 us to ", "\nrank 0 computes 'F stage=0",
+                           "  by this line of the strategy: "})
+    EXPECT_NE(of_files.find(part), std::string::npos) << of_files;
+  for (const auto& [words, says] :
+       {std::pair(" --why 0@1", "--why requires --cluster"),
+        std::pair(" --cluster '<h100x8>' --why 0@1 --dump plan", "--dump excludes --why"),
+        std::pair(" --cluster '<h100x8>' --why x", "--why x: expected a rank and milliseconds"),
+        std::pair(" --cluster '<h100x8>' --why 9@0", "there is no rank 9: the plans are for 4")}) {
+    const auto [status, said] = run(compile + " --dry-run" + words);
+    EXPECT_EQ(status, 2) << said;
+    EXPECT_NE(said.find(says), std::string::npos) << said;
+  }
+}
+
 // As of a policy's costs.
 TEST(Predict, BackwardsThatAreNotStatedTakeTwoForwards) {
   const std::string sim = fmt::format("piper-sim {} --no-sensitivity --costs ", plans());
