@@ -305,6 +305,32 @@ class Counters(nn.Module):
         return h.pow(3).mean() * 1000 / self.steps + (self.fc(x) * self.place).mean()
 
 
+class Queue(nn.Module):
+    """Rows, or columns, of earlier batches, at a place that a buffer counts, of which forward makes a number; where `turns`, it goes another way at the end."""
+
+    def __init__(self, turns=False):
+        super().__init__()
+        self.fc, self.turns = nn.Linear(4, 3), turns
+        self.register_buffer("rows", torch.randn(8, 3))
+        self.register_buffer("columns", torch.randn(2, 3, 8))
+        self.register_buffer("sums", torch.zeros(3))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x):
+        h = self.fc(x)
+        loss = F.cross_entropy(h @ self.rows.clone().T, torch.arange(len(h))) + (h @ self.columns[1].clone()).sin().mean() + (h.mean(0) * self.sums.clone()).sum()
+        place, step = int(self.place), self.steps.item()
+        if self.turns and place + len(h) > 6:
+            place = 0
+        self.rows[place:place + len(h)] = h.detach()
+        self.columns[1, :, place:place + len(h)] = h.detach().T
+        self.sums[step % 3] = self.columns[1, :, place + 1].detach().sum() + self.rows[place:place + 2].sum()
+        self.place[0] = (place + len(h)) % len(self.rows)
+        self.steps.fill_(0).add_(step + 1)
+        return loss
+
+
 class Ways(nn.Module):
     """Takes another way for many samples."""
 
@@ -744,6 +770,32 @@ class Odd(nn.Module):
         states = [(h.unsqueeze(0).expand(4, -1, -1)[..., :2], h.unsqueeze(0).expand(4, -1, -1))] if getattr(self.part, "proj_size", 0) else []
         h = self.part(h if isinstance(self.part, nn.Dropout) else torch.stack([h, x]) if states else h.unsqueeze(1), *states)
         return ((h[0].transpose(0, 1).flatten(1) if states else h[0].flatten(1) if isinstance(h, tuple) else h).sum(-1) + self.fc(x).sum(-1)).square().mean()
+
+    def alike(self, h, x):
+        """Asks whether two are equal that are made alike, as kernels of Gaussian processes do."""
+        first, second = x / self.fc.weight[0], x / self.fc.weight[0]
+        return ((h if torch.equal(first, second) else h * 3) * first).pow(3).mean()
+
+    def unlike(self, h, x):
+        first, second = x / self.fc.weight[0], x / self.fc.weight[0]
+        second.add_(h.detach().relu())
+        return (h if torch.equal(first, second) else h * 3).pow(3).mean()
+
+    def halved(self, h, x):
+        """By a part whose weights have 16 bits."""
+        return self.part(h.to(torch.bfloat16)).float().square().mean()
+
+    def rooted(self, h, x):
+        """Asks whether a matrix has a root."""
+        matrix = h.T @ h + 4 * torch.eye(4, dtype=h.dtype)
+        root, failed = torch.linalg.cholesky_ex(matrix)
+        if torch.any(failed):
+            root = torch.linalg.cholesky(matrix + 1e3 * torch.eye(4, dtype=h.dtype))
+        return (root.sin() + torch.linalg.inv_ex(matrix)[0]).sum()
+
+    def bags(self, h, x):
+        kinds = (x > -0.5).long() + (x > 0.5).long()
+        return (h * self.part(kinds)).pow(3).mean()
 
     def complex(self, h, x):
         return (h * self.turn).abs().mean()
@@ -1255,6 +1307,11 @@ def assert_equivalents_are_those_of_torch():
     index = torch.tensor([0, 2, 0, 2])[:, None].expand(4, 7)
     cases += [("scatter_reduce", torch.scatter_reduce, (value, 0, index, x[0].round(), kind), dict(include_self=include))
               for value in (x[1].round(), x[1]) for kind in ("mean", "amax", "amin", "sum", "prod") for include in (False, True)]
+    several, begins = torch.tensor([0, 2, 1, 2, 3, 0, 2]), torch.tensor([0, 2, 2, 5])
+    bag = lambda weight, *args, **options: F.embedding_bag(args[0], weight, *args[1:], **options)  # noqa: E731
+    cases += [("embedding_bag", bag, (x[1], several, begins), dict(mode=mode, padding_idx=pad)) for mode in ("sum", "mean", "max") for pad in (None, 0, -2)]
+    cases += [("embedding_bag", bag, (x[1], several[:6].view(3, 2)), dict(mode=mode, padding_idx=2)) for mode in ("sum", "mean", "max")]
+    cases += [("embedding_bag", bag, (x[1], several, begins), dict(mode="sum", include_last_offset=True, per_sample_weights=x[0, 0]))]
     cases += [("linalg_cholesky", torch.linalg.cholesky, (uneven,), dict(upper=upper)) for upper in (False, True)]
     cases += [("linalg_solve_triangular", torch.linalg.solve_triangular, (squares, x if left else x.mT), dict(upper=upper, left=left, unitriangular=unit))
               for upper in (False, True) for left in (False, True) for unit in (False, True)]
@@ -1403,6 +1460,10 @@ def main():
         assert differences_after(counters, batches, path) == []
         cases.append((said(Counters(reads=True), (batches[0],), path), ["refused: forward reads the buffer 'ready' and sets it to a constant"]))
         cases.append((said(Counters(large=True), (batches[0],), path), ["refused: forward changes the buffer 'steps', which has integers beyond 16777216"]))
+        queue = Queue()
+        cases.append((said(queue, (batches[0],), path), ["buffers rows, columns, sums, place, steps", "is one of PyTorch: loss"]))
+        assert "the batch stays" not in cases[-1][0] and differences_after(queue, batches, path) == []
+        cases.append((said(Queue(turns=True), (batches[0],), path), ["refused: torch.export does not trace Queue: what it does there depends on values", "A place that a buffer counts"]))
         cases.append((said(Ways(), (batches[0],), path), ["takes another way for batches of more than 63 samples", "is one of PyTorch"]))
         cases.append((said(Momentum(clamp=True), (batches[0],), path), ["refused: forward changes the parameter 'pupil.weight', which is trained"]))
         cases.append((said(Counts(), (batches[0],), path), ["is one of PyTorch"]))
@@ -1487,7 +1548,9 @@ def main():
             odd = Odd("through", part)
             cases.append((said(odd, (batches[0],), path), words))
             assert not isinstance(part, nn.Dropout) or differences_after(odd, batches, path) == []
-        few = dict(complex=["refused: the module is a Odd whose parameter 'turn' has complex numbers: that is not supported"],
+        few = dict(alike=["is one of PyTorch: loss"], unlike=["what aten.equal.default returns depends on values"], halved=["is one of PyTorch, in the types that the parameters of its parts have: loss"],
+                   rooted=["is one of PyTorch: loss", "forward asks whether numbers are finite"], bags=["is one of PyTorch: loss"],
+                   complex=["refused: the module is a Odd whose parameter 'turn' has complex numbers: that is not supported"],
                    cond=["refused: forward compiles parts of itself while it runs", "torch.where"], tiny=["is one of PyTorch: loss"], shifts=["is one of PyTorch: loss"],
                    counted=["is one of PyTorch: loss"], grown=["is one of PyTorch: loss"], multiplied=["is one of PyTorch: loss"], flagged=["is one of PyTorch: loss"], turned=["depends on values that inputs or parameters decide: factor = 2 if self.begun else 3"],
                    finite=["is one of PyTorch: loss", "forward asks whether numbers are finite"], parts=["is one of PyTorch: loss"],
@@ -1513,7 +1576,7 @@ def main():
                    loaded=["depends on values that inputs or parameters decide"],
                    raises=["refused: Odd is not exported: shape '[3, 9]' is invalid"])
         for kind, words in few.items():
-            parts = dict(clusters=nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2, 5], div_value=1.0), unread=nn.BatchNorm1d(4))
+            parts = dict(bags=nn.EmbeddingBag(3, 4, padding_idx=0), halved=nn.Linear(4, 2).to(torch.bfloat16), clusters=nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2, 5], div_value=1.0), unread=nn.BatchNorm1d(4))
             odd = Odd(kind, parts.get(kind))
             if kind == "decayed":
                 odd.part = [(0.5, odd.fc.weight), (0.25, odd.fc.bias)]

@@ -16,7 +16,7 @@ from .programs import evaluate_in_piper, loss_of_file, train_in_piper
 from .watching import Quiet, Asked, Watch, experts_in_batches, quietly
 
 # Between a tensor of Piper's step and of PyTorch's, of the largest number in it. Files hold their constants in float32.
-BOUND = {torch.float64: 1e-4, torch.float32: 2e-3}
+BOUND = {torch.float64: 1e-4, torch.float32: 2e-3, None: 3e-2}  # None: of the types that the module has, some of 16 bits
 ROUNDINGS = 10  # of those that PyTorch shows: what Piper rounds otherwise
 NUDGES = 1 + 2**-20, 1 - 2**-21
 
@@ -70,18 +70,25 @@ def batch_of(job):
 
 
 def widened(job, dtype):
-    """A copy of the module, and its arguments, with floats of that type."""
+    """A copy of the module, and its arguments, with floats of that type, or of their own (None)."""
     module = copy_of(job.module)
     for norm in module.modules():  # that of the type of its input, which is another one here
         if isinstance(norm, torch.nn.RMSNorm) and norm.eps is None:
             norm.eps = torch.finfo(norm.weight.dtype if norm.weight is not None else torch.get_default_dtype()).eps
 
     def widen(leaf):
+        if isinstance(leaf, torch.Tensor) and dtype is None:
+            return leaf.detach().clone()
         if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
             return leaf
         return leaf.detach().to(dtype.to_complex() if leaf.is_complex() else dtype)  # of complex numbers, module.to(dtype) keeps the real parts
 
     return module._apply(widen), *pytree.tree_map(widen, (job.args, job.kwargs))
+
+
+def types_of(module):
+    """Those of its floats."""
+    return {value.dtype for value in (*module.parameters(), *module.buffers()) if value.is_floating_point()}
 
 
 def by_definition():
@@ -111,9 +118,14 @@ def compare_training(job, path, tools):
                 raise
             try:
                 step = agree_on_a_step(job, tools, path, folder, torch.float32)
+                where += ", in float32, in which forward computes also where its parameters are float64"
             except Differs as second:
                 raise (error if isinstance(error, Differs) else second) from None
-            where += ", in float32, in which forward computes also where its parameters are float64"
+            except NotExported:
+                if len(types_of(job.module)) < 2:
+                    raise
+                step = agree_on_a_step(job, tools, path, folder, None)
+                where += ", in the types that the parameters of its parts have"
     return f"  one step of Piper is one of PyTorch{where}: {step}"
 
 
@@ -191,8 +203,8 @@ def rounded_otherwise(job, dtype, nudge):
     """The step again, in float32, its parameters a few roundings away."""
     try:
         return Step(job, torch.float32, nudge)
-    except Exception:  # forward runs in float64 alone
-        return Step(job, dtype, nudge)
+    except Exception:  # forward runs in float64 alone, or in types of its own
+        return Step(job, dtype, nudge if dtype else 1 + (nudge - 1) * 2**12)
 
 
 class Comparison:

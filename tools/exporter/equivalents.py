@@ -115,6 +115,32 @@ def index_reduce(input, dim, index, source, reduce, *, include_self=True):
     return scatter_reduce(input, dim, index.view(shape).expand_as(source), source, reduce, include_self=include_self)
 
 
+def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False, per_sample_weights=None,
+                  include_last_offset=False, padding_idx=None):
+    """Sums, means or the largest of rows by bag, without those of the place that pads."""
+    if input.is_floating_point():  # an older order of the arguments
+        input, weight = weight, input
+    rows = F.embedding(input, weight, None if padding_idx is None else padding_idx % len(weight))
+    counts = torch.ones_like(input, dtype=torch.bool) if padding_idx is None else input != padding_idx % len(weight)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if mode == "max":
+        rows = torch.where(counts.unsqueeze(-1), rows, -torch.inf)
+    elif padding_idx is not None:
+        rows = torch.where(counts.unsqueeze(-1), rows, 0.0)
+    if input.dim() == 2:
+        number, out = counts.sum(1).unsqueeze(-1), rows.max(1)[0] if mode == "max" else rows.sum(1)
+    else:
+        begins = offsets[:-1] if include_last_offset else offsets
+        bag = (torch.arange(len(input), device=input.device).unsqueeze(1) >= begins).sum(1) - 1
+        number = torch.zeros_like(begins).index_add(0, bag, counts.to(begins.dtype)).unsqueeze(-1)
+        zeros = torch.zeros((len(begins), weight.shape[1]), dtype=rows.dtype, device=rows.device)
+        out = scatter_reduce(zeros, 0, bag.unsqueeze(1).expand_as(rows), rows, "amax", include_self=False) if mode == "max" else zeros.index_add(0, bag, rows)
+    if mode == "max":
+        return torch.where(number > 0, out, 0.0)
+    return out / number.clamp(min=1) if mode == "mean" else out
+
+
 def roll(input, shifts, dims=None):
     """Also by sizes, which torch.onnx takes for numbers."""
     if dims is None or dims == ():
@@ -700,7 +726,7 @@ EQUIVALENTS = BY_ELIMINATION | {
     **{f"adaptive_max_pool{count}d": adaptive_max_pool(count) for count in (1, 2, 3)}, "adaptive_avg_pool3d": adaptive_avg_pool3d, "bincount": bin_count, "bitwise_and": bits_and, "bitwise_left_shift": shifted_left,
     "bitwise_or": bits_or, "bitwise_right_shift": shifted_right, "blackman_window": window(0.42, 0.5, 0.08), "cat": joined, "cdist": distances, "clamp": clamp, "clip": clamp,
     "coalesce": as_it_is, "combinations": combinations, "concat": joined, "concatenate": joined, "conv1d": conv1d, "conv2d": conv2d, "conv_transpose2d": conv_transpose2d, "copysign": copy_sign, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cummax": cumulated_extreme("cummax"),
-    "cummin": cumulated_extreme("cummin"), "cumprod": cumulated_product, "digamma": digamma, "einsum": einsum, "erfinv": inverse_of_erf,
+    "cummin": cumulated_extreme("cummin"), "cumprod": cumulated_product, "digamma": digamma, "einsum": einsum, "embedding_bag": embedding_bag, "erfinv": inverse_of_erf,
     "fill_diagonal_": fill_diagonal, "fft_fftshift": fft_shift(0), "fft_ifftshift": fft_shift(1), "frexp": mantissa_and_exponent, "gaussian_nll_loss": gaussian_nll_loss, "hamming_window": window(0.54, 0.46),
     "hann_window": window(0.5, 0.5), "hypot": hypotenuse, "index_put": index_put, "index_put_": in_place(index_put), "index_reduce": index_reduce, "isin": is_in, "kthvalue": kth_value, "lgamma": log_gamma, "masked_scatter": masked_scatter,
     "masked_select": masked_select, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within, "roll": roll,

@@ -53,6 +53,15 @@ def cholesky(A, upper=False):
     return torch.stack(columns, -1)
 
 
+def cholesky_unless(A, *, upper=False, check_errors=False, out=None, result=torch.return_types.linalg_cholesky_ex):
+    """With what PyTorch says of where it has failed: nowhere. A matrix that has no root makes numbers that are not finite."""
+    return result([cholesky(A, upper), torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device)])
+
+
+def inverse_unless(A, *, check_errors=False, out=None, result=torch.return_types.linalg_inv_ex):
+    return result([inverse(A), torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device)])
+
+
 def pivots_of(A):
     """The pivots of elimination, and the sign of the order that it puts rows in."""
     rows, pivots, place = A, [], torch.arange(A.shape[-1], device=A.device)
@@ -168,7 +177,7 @@ def householder_product(A, tau):
 
 
 BY_ELIMINATION = {
-    "cholesky": cholesky, "cholesky_solve": cholesky_solve, "det": determinant, "inverse": inverse, "linalg_cholesky": cholesky, "linalg_det": determinant, "linalg_householder_product": householder_product,
+    "cholesky": cholesky, "cholesky_solve": cholesky_solve, "det": determinant, "inverse": inverse, "linalg_cholesky": cholesky, "linalg_cholesky_ex": cholesky_unless, "linalg_inv_ex": inverse_unless, "linalg_det": determinant, "linalg_householder_product": householder_product,
     "linalg_inv": inverse, "linalg_lstsq": least_squares, "linalg_pinv": pseudo_inverse, "pinverse": pseudo_inverse, "linalg_matrix_exp": matrix_exp, "linalg_qr": qr, "linalg_slogdet": sign_and_log_determinant, "linalg_solve": solve,
     "linalg_solve_triangular": solve_triangular, "logdet": log_determinant, "matrix_exp": matrix_exp, "slogdet": sign_and_log_determinant,
 }

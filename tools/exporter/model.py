@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .arguments import choose_batch, find_loss, flat_inputs, in_order, output_names, register_classes, shapes_of_classes, size_of_batch, tensors_of, with_names
+from .counted import wholes_in
 from .decompositions import change_copies, complex_by_parts, detach_what_has_no_gradient, drop_assertions, read_parameters_by_name, take_losses_apart, view_by_copies, write_diagonals, write_statistics
 from .equivalents import adaptive_softmax_whole, averages_of_all_steps
 from .errors import NotExported, cause_of, depends_on_values, first_line, is_transformed, makes_a_constant, place_of_error, place_of_node
@@ -24,7 +25,7 @@ from .packed import packed_whole
 from .selection import choosing_some, lengths_of_chosen
 from .ties import Ties, depends_on_ties
 from .unsupported import refuse_parts
-from .watching import Asked, Expected, HostDraws, Watch, experts_in_batches, hooks_of, inference_is_no_grad, lengths_are_sizes, parameters_stay, quietly, untold, unvalidated, words_are_names
+from .watching import BUFFER, Asked, Expected, HostDraws, Watch, experts_in_batches, hooks_of, inference_is_no_grad, lengths_are_sizes, parameters_stay, quietly, untold, unvalidated, words_are_names
 from .weightless import leave_out
 
 PARAMETERS, UNTOUCHED, SIGNATURE = "piper.parameters", "piper.untouched", "pkg.torch.export.ExportedProgram.graph_signature"
@@ -141,7 +142,7 @@ class Export:
             try:
                 out = tensors_of(self.module(*args, **kwargs))
                 self.asks_finite, self.checks, self.asks_found, self.asks_inputs = asked.asks_finite, asked.checks, asked.asks_found, asked.asks_inputs
-                self.reads_uniform = asked.reads_uniform
+                self.reads_uniform, self.programs = asked.reads_uniform, asked.programs
                 return out, asked.answered()
             except Exception as error:
                 if not type(error).__module__.startswith("torch._dynamo"):
@@ -211,19 +212,31 @@ class Export:
                 if fewer and fewer >= self.size:
                     self.most = fewer
                     return attempt(fewer)
-                for way in (choosing_some, untold) if depends_on_values(error) else (untold,):
+                for way in (*([counting] if asks_buffers else []), choosing_some, untold) if depends_on_values(error) else (untold,):
                     try:
                         with way():
                             program = traced(most)
                         self.takes_some = way is choosing_some
                         return program
                     except Exception as second:
-                        if depends_on_values(second) and not depends_on_values(error):
+                        if depends_on_values(second) and not depends_on_values(error) or way is counting and makes_a_constant(second):
                             raise second from None
                 raise error from None
 
+        asks_buffers, counts = any(BUFFER in each for each in self.answers.values()), []
+
+        @contextmanager
+        def counting():
+            """Numbers of buffers that forward changes stay tensors."""
+            counts.append(True)
+            try:
+                with wholes_in(self.programs):
+                    yield
+            finally:
+                counts.pop()
+
         def traced(most):
-            with (Asked(answers=self.answers) as asked, self.compared_with_expected(asked.expected), parameters_stay(), unvalidated(), lengths_of_chosen(), packed_whole(),
+            with (Asked(answers=self.answers, counts=bool(counts)) as asked, self.compared_with_expected(asked.expected), parameters_stay(), unvalidated(), lengths_of_chosen(), packed_whole(),
                   adaptive_softmax_whole(), averages_of_all_steps(), transforms_in_graph(), inference_is_no_grad(), self.functions.written()):
                 return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(most), strict=False)
 

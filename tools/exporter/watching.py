@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from .counted import Counted, at_counted, is_counted
 from .equivalents import EQUIVALENTS, attention_of_four_dims, dropout_of_ones, instance_norm, projected_lstm
 from .gradients import gradient_in_graph
 from .kept import are_equal
@@ -180,7 +181,7 @@ def order_drawn(n, *, dtype=torch.int64, device=None, **others):
     return torch.rand(n, device=device).argsort().to(dtype)
 
 
-GIVEN, FED = "an input of integers", "an input of floats"
+GIVEN, FED, BUFFER = "an input of integers", "an input of floats", "a number of a buffer that changes"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Asked(TorchFunctionMode):
     """Notes what forward asks of tensors, a number for a branch say, and answers the same to the tracer, which knows no values: where it is
     asked of constants alone, neither of `open` tensors, which other batches and steps change, nor of what is made or drawn beside them. Buffers
     that forward leaves as they are, flags say, are constants, too. So are numbers that inputs of integers alone decide, such as the longest of some lengths, and
-    branches that inputs alone decide: the file has those of the example batch, and its loss is NaN for a batch with others. Whether numbers are finite is taken to be answered alike, as a step in which
+    branches that inputs alone decide: the file has those of the example batch, and its loss is NaN for a batch with others. Numbers of buffers that change stay tensors. Whether numbers are finite is taken to be answered alike, as a step in which
     they are not is no step to learn from; and so is what decides between an error and all else, and whether a mask has an element that is true (or
     one that is false) where it has one: what is done with such elements alone is done with none of them, too."""
 
@@ -204,8 +205,10 @@ class Asked(TorchFunctionMode):
 
     TRUTHS = {"__bool__", "allclose", "equal", "is_nonzero", "item"}
 
-    def __init__(self, open=(), given=(), fed=(), buffers=(), answers=None):
+    def __init__(self, open=(), given=(), fed=(), buffers=(), answers=None, counts=False):
         super().__init__()
+        self.made, self.recipes = {}, {}  # what functions have returned, with its recipe, which is a number; and recipes by function and what it takes
+        self.counts, self.programs = counts, []  # whether numbers of buffers that change stay tensors; and the globals of what asks for numbers by int(…)
         self.buffers = [(value, version_of(value), value.detach().clone()) for value in buffers]
         self.open = {}  # what each memory depends on: numbers of buffers, GIVEN, FED, or None for all else that changes. Tensors are kept, or another would have their place
         for k, value in [*((None, value) for value in open), *((GIVEN, value) for value in given), *((FED, value) for value in fed), *((k, value) for k, (value, *_) in enumerate(self.buffers))]:
@@ -223,6 +226,8 @@ class Asked(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
+        if self.counts and is_counted((*args, *kwargs.values())):
+            return at_counted(func, name, args, kwargs)
         masks = masks_of(name, args, kwargs)
         places = self.places_of_constants(masks) if masks else None
         if places is not None and name != "__getitem__":
@@ -238,14 +243,20 @@ class Asked(TorchFunctionMode):
             if isinstance(answer, Expected):
                 self.expected.append((asked_of(name, args, kwargs), answer.number))
                 return answer.number
+            if answer == BUFFER:
+                return Counted(args[0].detach().clone().reshape(())) if self.counts else func(*args, **kwargs)
             return func(*args, **kwargs) if answer is None else answer
         out = func(*args, **kwargs)
         drawn = name in Watch.DRAWS or name.rstrip("_") in DROPOUT
+        if not drawn:
+            self.note_recipe(func, args, kwargs, out)
         memories = [memory_of(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         depends = {None} if drawn else set()
         depends = depends.union(*(self.open[memory][1] for memory in memories if memory in self.open))
         if name in self.FINITE or name in self.OF_FINITE and memories and all(memory in self.finite for memory in memories):
             self.finite[memory_of(out)] = out
+        elif name in ("linalg_cholesky_ex", "linalg_inv_ex"):  # with where it has failed
+            self.finite[memory_of(out[1])] = out[1]
         drawn_from = self.uniform.get(memories[0], (None, None))[1] if memories else None
         if name in ("rand", "rand_like") and isinstance(out, torch.Tensor):
             self.uniform[memory_of(out)] = out, (0, 1)
@@ -265,7 +276,9 @@ class Asked(TorchFunctionMode):
         if name.strip("_") in self.OF_SOME and getattr(args[0], "counted", False) and args[1] == self.OF_SOME[name.strip("_")]:  # of how many a mask chooses
             self.found[memory_of(out)] = out, name.strip("_") in ("ge", "gt", "ne")
         if name in self.QUESTIONS:
-            if depends and all(memory in self.finite for memory in memories):
+            if name == "equal" and (args[0].shape != args[1].shape or self.recipe_of(args[0]) == self.recipe_of(args[1])):
+                depends = set()
+            elif depends and all(memory in self.finite for memory in memories):
                 depends, self.asks_finite = set(), True
             elif depends and is_of_check(place_of(name)):
                 depends = set()
@@ -277,6 +290,8 @@ class Asked(TorchFunctionMode):
             elif depends == {GIVEN} and name in self.NUMBERS and type(out) is int or None not in depends and depends & {GIVEN, FED} and name in self.TRUTHS and type(out) is bool:
                 depends, out = depends - {GIVEN, FED}, Expected(out)
                 self.asks_inputs.add("{}:{}".format(*place_of(name)))
+            if name == "__int__":
+                self.programs.append(frame_of_program().f_globals)
             numbers = pytree.tree_leaves(out) if name == "tolist" else [out]
             self.answers.setdefault(place_of("item" if name == "tolist" else name), []).extend((number, depends) for number in numbers)
             return out.number if isinstance(out, Expected) else out
@@ -286,6 +301,24 @@ class Asked(TorchFunctionMode):
                 if isinstance(leaf, torch.Tensor):
                     self.depends(leaf, depends)
         return out
+
+    def note_recipe(self, func, args, kwargs, out):
+        """Tensors that the same functions make of the same tensors are equal in each step."""
+        recipe = self.recipes.setdefault((func, self.recipe_of((args, tuple(kwargs.items())))), len(self.recipes))
+        for k, leaf in enumerate(pytree.tree_leaves(out)):
+            if isinstance(leaf, torch.Tensor) and self.made.get(id(leaf), (None, None))[1] != version_of(leaf):
+                self.made[id(leaf)] = leaf, version_of(leaf), (recipe, k)
+
+    def recipe_of(self, value):
+        if isinstance(value, torch.Tensor):
+            version = version_of(value)
+            _, before, recipe = self.made.setdefault(id(value), (value, version, object()))
+            return recipe if before == version else object()
+        if isinstance(value, (list, tuple)):
+            return type(value), *map(self.recipe_of, value)
+        if isinstance(value, slice):
+            return slice, *map(self.recipe_of, (value.start, value.stop, value.step))
+        return (type(value), value) if isinstance(value, (bool, int, float, str, type(None), type(...), torch.dtype, torch.device)) else object()
 
     def places_of_constants(self, masks):
         """Where constant masks are true: tensors of places, by dim of each; None of masks that change."""
@@ -312,7 +345,8 @@ class Asked(TorchFunctionMode):
         with torch._C.DisableTorchFunction():  # it is no question of forward's
             changed = set(filter(self.has_changed, range(len(self.buffers))))
         changes = {None, GIVEN, FED} | changed
-        answers = {place: [None if depends & changes else out for out, depends in each] for place, each in self.answers.items()}
+        of_buffer = lambda place, out, depends: place[2] in ("item", "__int__") and type(out) is int and not depends & {None, GIVEN, FED}  # noqa: E731
+        answers = {place: [out if not depends & changes else BUFFER if of_buffer(place, out, depends) else None for out, depends in each] for place, each in self.answers.items()}
         return {place: each for place, each in answers.items() if any(answer is not None for answer in each)}
 
 
@@ -388,10 +422,16 @@ def memory_of(tensor):
 
 def place_of(question):
     """Where the program asks it: the file, the line and the question."""
+    frame = frame_of_program()
+    return frame.f_code.co_filename, frame.f_lineno, question
+
+
+def frame_of_program():
+    """The call that is under way outside of the tracer and of this package."""
     frame, own = sys._getframe(1), (os.path.dirname(__file__), os.path.dirname(torch.__file__))
     while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno, question
+    return frame
 
 
 def is_of_check(place):
