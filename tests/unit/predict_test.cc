@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 
 #include "folder.h"
 #include "piper/base/base.h"
@@ -137,6 +138,57 @@ TEST(Predict, SumsByNeedShortenAStep) {
                need = step_of("need", by_need);
   EXPECT_LT(ready, 0.97 * plain);
   EXPECT_LT(need, 0.9 * ready);
+}
+
+// Returns what piperc says of a schedule of the library with these entries, on two GPUs; of a plain
+// schedule without any.
+std::string said_of_messages(const std::string& schedule, const std::string& entries,
+                             const std::string& flags = "") {
+  const Folder folder;
+  const std::string strategy = folder.write(
+      "strategy.yaml", fmt::format("piper: 1\ninclude: [<{}>]\nparams: {{stages: 2, "
+                                   "microbatches: 8}}\ntrain: {{global_batch: 8, optimizer: {{sgd: "
+                                   "{{lr: 0.1}}}}}}\ndirectives: [{}]\n",
+                                   schedule, entries));
+  const auto [code, text] = run(fmt::format("piperc {}model.onnx {} --dry-run {}", kSample,
+                                            strategy, flags.empty() ? "--target cuda" : flags));
+  EXPECT_EQ(code, 0) << text;
+  return text;
+}
+
+// Messages on streams of their own are received as they are sent, which may hold up computations.
+// The note names the entry and what to write; with that there is none, and steps are shorter.
+TEST(Predict, MessagesThatComputationsWaitForAreNamed) {
+  const std::string note = "strategy.yaml:5): makes a step ";
+  const auto step_of = [](const std::string& entries) {
+    return number_behind(said_of_messages("schedules/dualpipev", entries, "--cluster '<h100x8>'"),
+                         "\nstep  ");
+  };
+  const std::string streams = "{stream: {where: {kind: [send, recv]}, name: messages}}",
+                    instead = "{stream: {where: {kind: recv}, name: messages}}";
+  const std::string said = said_of_messages("schedules/dualpipev", streams);
+  EXPECT_NE(said.find(note), std::string::npos) << said;
+  EXPECT_NE(said.find("write 'stream: {where: {kind: recv}, name: messages}' in place of a stream "
+                      "with sends"),
+            std::string::npos)
+      << said;
+  EXPECT_EQ(said_of_messages("schedules/dualpipev", instead).find(note), std::string::npos);
+  EXPECT_GT(step_of(streams), 1.02 * step_of(instead));
+  // Streams of other tasks are none of messages, and a CPU has no streams.
+  EXPECT_EQ(said_of_messages("schedules/dualpipev", "{stream: {where: {kind: input}, name: in}}")
+                .find(note),
+            std::string::npos);
+  EXPECT_EQ(said_of_messages("schedules/dualpipev", streams, "--target cpu").find(note),
+            std::string::npos);
+}
+
+TEST(Predict, SchedulesOfTheLibraryDoNotWaitForMessages) {
+  for (const auto& file :
+       std::filesystem::directory_iterator(PIPER_SOURCE_DIR "/strategies/schedules")) {
+    const std::string name = file.path().stem().string(),
+                      said = said_of_messages("schedules/" + name, "");
+    EXPECT_EQ(said.find("wait for messages between stages"), std::string::npos) << name << said;
+  }
 }
 
 // A slower device makes steps longer, and the gate says so.

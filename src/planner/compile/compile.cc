@@ -612,6 +612,14 @@ Status add_local_steps(const Dag& step, const Cut& cut, const Making& making, Lo
   return ok_status();
 }
 
+// Says where streams and receives ahead make devices idle.
+void explain_messages(Scheduled& made, const PlanSet& set, Making& making) {
+  explain_idle(made.dag, made.deps, made.schedule, set, making.strategy, making.explain());
+  if (auto note = explain_receives(made.dag, made.deps, made.schedule, set, making.strategy,
+                                   making.explain()))
+    making.compiled.notes.push_back(*std::move(note));
+}
+
 Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   const CompileOptions& options = making.options;
   const Strategy& strategy = making.strategy;
@@ -649,9 +657,7 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   PlanSet set = make_plan_set(scheduled.dag, std::move(lowered));
   set.manifest.seed = strategy.seed;
   if (making.target != Target::kFirst) set.manifest.predictions["model_flops"] = model_flops(step);
-  if (making.has_order())
-    explain_idle(scheduled.dag, scheduled.deps, scheduled.schedule, set, strategy,
-                 making.explain());
+  if (making.has_order()) explain_messages(scheduled, set, making);
   // Of the first replica sums are not those of the batch.
   if (making.target != Target::kFirst && (making.is_oracle() || !options.oracles))
     PIPER_TRY(steps.run("verify", [&] { return check_plans(set, nullptr, strategy); }));

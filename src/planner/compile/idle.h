@@ -15,6 +15,13 @@ namespace piper {
 void explain_idle(Dag& dag, const TaskLists& deps, const Schedule& schedule, const PlanSet& set,
                   const Strategy& strategy, Explanations& explain);
 
+// Says by how much steps are longer than where messages between stages are received at another
+// time, of messages that have streams of their own on devices that work by streams. A note for
+// every run. Leaves the Dag as it is.
+std::optional<Note> explain_receives(Dag& dag, const TaskLists& deps, const Schedule& schedule,
+                                     const PlanSet& set, const Strategy& strategy,
+                                     Explanations& explain);
+
 // Returns the simulation of a step; none of plans of very many instructions.
 std::optional<Picture> picture_of(const PlanSet& set);
 
