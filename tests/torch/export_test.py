@@ -793,6 +793,16 @@ class Odd(nn.Module):
             root = torch.linalg.cholesky(matrix + 1e3 * torch.eye(4, dtype=h.dtype))
         return (root.sin() + torch.linalg.inv_ex(matrix)[0]).sum()
 
+    def spectral(self, h, x):
+        """By singular values, eigenvalues and their vectors."""
+        U, S, Vh = torch.linalg.svd(h.view(-1, 2, 2).mT.flatten(0, 1), full_matrices=False)
+        values, vectors = torch.linalg.eigh(h.T @ h + torch.eye(4, dtype=h.dtype))
+        whitened = h @ vectors @ torch.diag(values.rsqrt()) @ vectors.T
+        return torch.linalg.matrix_norm(h, "nuc") + (U @ Vh).sin().sum() + S.cos().sum() + whitened.sin().sum() + torch.svd(h.view(-1, 2, 2).mean(0))[1].sum()
+
+    def endless(self, h, x):
+        return torch.linalg.svdvals((h.T @ h).repeat(17, 17) + torch.eye(68, dtype=h.dtype)).sum()
+
     def bags(self, h, x):
         kinds = (x > -0.5).long() + (x > 0.5).long()
         return (h * self.part(kinds)).pow(3).mean()
@@ -1281,6 +1291,23 @@ def assert_instance_norms_have_either():
             assert torch.allclose(wanted, got, atol=1e-5), "instance_norm"
 
 
+def assert_vectors_are_those_of_torch():
+    """Those of singular values and of eigenvalues, but for their signs, and their gradients, in float64."""
+    of_values = lambda U, S, Vh: (S, U @ Vh, U.square(), Vh.square(), (U * S.sin().unsqueeze(-2)) @ Vh)  # noqa: E731
+    of_svd = [lambda A, find=find: of_values(*find(A, full_matrices=False)) for find in (torch.linalg.svd, EQUIVALENTS["linalg_svd"])]
+    of_eigh = [lambda A, find=find: (lambda values, vectors: (values, vectors.square(), (vectors * values.sin()) @ vectors.mT))(*find(A)) for find in (torch.linalg.eigh, EQUIVALENTS["linalg_eigh"])]
+    generator = torch.Generator().manual_seed(0)
+    for functions, shapes in (of_svd, [(1, 1), (5, 3), (2, 6), (8, 8)]), (of_eigh, [(1, 1), (2, 2), (5, 5), (12, 12)]):
+        for shape in shapes:
+            A = torch.randn(*shape, generator=generator, dtype=torch.float64)
+            results = []
+            for function in functions:
+                taken = A.clone().requires_grad_()
+                found = function(taken)
+                results.append([*found, *torch.autograd.grad(sum((one * torch.arange(one.numel()).view(one.shape).cos()).sum() for one in found), taken)])
+            assert all(map(torch.allclose, *results)), f"vectors of {shape}"
+
+
 def assert_equivalents_are_those_of_torch():
     """Values and gradients, in float64."""
     x, squares = torch.randn(3, 4, 7).double(), torch.randn(3, 4, 4).double()
@@ -1307,6 +1334,10 @@ def assert_equivalents_are_those_of_torch():
     index = torch.tensor([0, 2, 0, 2])[:, None].expand(4, 7)
     cases += [("scatter_reduce", torch.scatter_reduce, (value, 0, index, x[0].round(), kind), dict(include_self=include))
               for value in (x[1].round(), x[1]) for kind in ("mean", "amax", "amin", "sum", "prod") for include in (False, True)]
+    cases += [("linalg_svdvals", torch.linalg.svdvals, (matrix,), {}) for matrix in (x, x.mT, squares)]
+    cases += [("linalg_eigvalsh", torch.linalg.eigvalsh, (uneven,), dict(UPLO=triangle)) for triangle in ("L", "U")]
+    cases += [("linalg_matrix_norm", torch.linalg.matrix_norm, (x, kind), dict(dim=(0, 2), keepdim=keeps)) for kind in ("nuc", 2, -2, "fro") for keeps in (False, True)]
+    cases += [("linalg_norm", torch.linalg.norm, (x[0], 2), {}), ("linalg_norm", torch.linalg.norm, (x, 2), dict(dim=1))]
     several, begins = torch.tensor([0, 2, 1, 2, 3, 0, 2]), torch.tensor([0, 2, 2, 5])
     bag = lambda weight, *args, **options: F.embedding_bag(args[0], weight, *args[1:], **options)  # noqa: E731
     cases += [("embedding_bag", bag, (x[1], several, begins), dict(mode=mode, padding_idx=pad)) for mode in ("sum", "mean", "max") for pad in (None, 0, -2)]
@@ -1549,6 +1580,7 @@ def main():
             cases.append((said(odd, (batches[0],), path), words))
             assert not isinstance(part, nn.Dropout) or differences_after(odd, batches, path) == []
         few = dict(alike=["is one of PyTorch: loss"], unlike=["what aten.equal.default returns depends on values"], halved=["is one of PyTorch, in the types that the parameters of its parts have: loss"],
+                   spectral=["is one of PyTorch: loss"], endless=["refused: ", "singular values, or eigenvalues, of 68 columns are not supported (", "export_test.py:"],
                    rooted=["is one of PyTorch: loss", "forward asks whether numbers are finite"], bags=["is one of PyTorch: loss"],
                    complex=["refused: the module is a Odd whose parameter 'turn' has complex numbers: that is not supported"],
                    cond=["refused: forward compiles parts of itself while it runs", "torch.where"], tiny=["is one of PyTorch: loss"], shifts=["is one of PyTorch: loss"],
@@ -1603,6 +1635,7 @@ def main():
         assert_places_are_checked_first(path.parent)
         assert_instance_norms_have_either()
         assert_equivalents_are_those_of_torch()
+        assert_vectors_are_those_of_torch()
         for case in range(12):
             assert_ctc_is_that_of_torch(case)
         cases.append((said(Clamped(), (torch.randn(4, 6),), path), ["is one of PyTorch: loss"]))

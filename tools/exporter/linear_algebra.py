@@ -1,5 +1,9 @@
-"""Functions of matrices that torch.onnx does not write, by elimination."""
+"""Functions of matrices that torch.onnx does not write, by elimination, and by turning pairs of columns."""
 import torch
+
+from .errors import NotExported, place_of_call
+
+MOST_COLUMNS, SWEEPS = 64, 9  # that are turned; more would make too many steps
 
 
 def matrix_exp(A):
@@ -176,7 +180,100 @@ def householder_product(A, tau):
     return found
 
 
+def turned(A):
+    """(A V, V) with an orthogonal V that makes the columns of A V orthogonal: pairs of them are turned, all pairs in each sweep (Hestenes, 1958), half as many at once as there
+    are columns, which meet as players do in a round-robin tournament (Brent and Luk, 1985)."""
+    rows, columns = A.shape[-2:]
+    if columns > MOST_COLUMNS:
+        raise NotExported(f"singular values, or eigenvalues, of {columns} columns are not supported{place_of_call()}: at most {MOST_COLUMNS} are. Compute them outside of the module, or "
+                          "take another norm")
+    half = (columns + 1) // 2
+    X = torch.cat([A, torch.eye(columns, dtype=A.dtype, device=A.device).expand(*A.shape[:-2], columns, columns)], -2)
+    X = torch.cat([X, torch.zeros_like(X[..., : 2 * half - columns])], -1)
+    top, bottom = [*range(half)], [*range(half, 2 * half)]
+    order = torch.tensor(top + bottom if half == 1 else [0, bottom[0], *top[1:-1], *bottom[1:], top[-1]], device=A.device)
+    for _ in range(SWEEPS * max(2 * half - 1, 1) if columns > 1 else 0):
+        first, second = X[..., :half], X[..., half:]
+        one, other = first[..., :rows, :], second[..., :rows, :]
+        both = (one * other).sum(-2, keepdim=True)
+        ratio = (other.square().sum(-2, keepdim=True) - one.square().sum(-2, keepdim=True)) / torch.where(both == 0, 1.0, 2 * both)
+        tangent = torch.where(both == 0, 0.0, torch.where(ratio < 0, -1.0, 1.0) / (ratio.abs() + (1 + ratio.square()).sqrt()))
+        cosine = (1 + tangent.square()).rsqrt()
+        X = torch.cat([first - tangent * second, tangent * first + second], -1) * torch.cat([cosine, cosine], -1)
+        X = X.index_select(-1, order)
+    return X[..., :rows, :columns], X[..., rows:, :columns]
+
+
+def in_order(values, vectors, descending):
+    values, order = values.sort(-1, descending)
+    return values, *(one.gather(-1, order.unsqueeze(-2).expand(one.shape)) for one in vectors)
+
+
+def gaps(values):
+    """1 / (values[j] - values[i]), and zero where they are equal."""
+    off = values.unsqueeze(-2) - values.unsqueeze(-1)
+    return torch.where(off == 0, 0.0, 1 / torch.where(off == 0, 1.0, off))
+
+
+def eigenvalues(A, UPLO="L", result=torch.return_types.linalg_eigh):
+    """Of a symmetric matrix, of which it reads one triangle, and its vectors, whose signs are open. What is zero adds the slopes (Giles, 2008)."""
+    known = A.detach()
+    known = known.tril() + known.tril(-1).mT if UPLO == "L" else known.triu() + known.triu(1).mT
+    size = 2 * torch.linalg.vector_norm(known, dim=(-2, -1), keepdim=True)
+    vectors = turned(known + size * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))[1]
+    values, vectors = in_order((vectors * (known @ vectors)).sum(-2), [vectors], False)
+    half = (A + A.mT) / 2
+    slope = vectors.mT @ (half - half.detach()) @ vectors
+    return result([values + slope.diagonal(dim1=-2, dim2=-1), vectors + vectors @ (gaps(values) * slope)])
+
+
+def singular_values(A, full_matrices=True, *, driver=None, out=None, result=torch.return_types.linalg_svd):
+    """With their vectors, whose signs are open. What is zero adds the slopes (Giles, 2008)."""
+    rows, columns = A.shape[-2:]
+    if full_matrices and rows != columns:
+        raise NotExported(f"svd with full_matrices of a matrix that is not square is not supported{place_of_call()}: say full_matrices=False")
+    if rows < columns:
+        U, S, Vh = singular_values(A.mT, False)
+        return result([Vh.mT, S, U.mT])
+    found, V = turned(A.detach())
+    S, U, V = in_order(torch.linalg.vector_norm(found, dim=-2), [found, V], True)
+    least = torch.finfo(A.dtype).tiny
+    U, change, by = U / S.clamp(min=least).unsqueeze(-2), A - A.detach(), S.unsqueeze(-2)
+    slope, gap = U.mT @ change @ V, gaps(S.square())
+    rest = change @ V - U @ slope
+    values = S + slope.diagonal(dim1=-2, dim2=-1)
+    left = U + U @ (gap * (slope * by + (slope * by).mT)) + rest / by.clamp(min=least)
+    return result([left, values, (V + V @ (gap * (by.mT * slope + (by.mT * slope).mT))).mT])
+
+
+def singular_values_alone(A, *, driver=None, out=None):
+    return singular_values(A, False)[1]
+
+
+def svd(A, some=True, compute_uv=True, result=torch.return_types.svd):
+    U, S, Vh = singular_values(A, not some)
+    return result([U, S, Vh.mT] if compute_uv else [torch.zeros_like(U), S, torch.zeros_like(Vh.mT)])
+
+
+def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
+    if ord not in ("nuc", 2, -2):
+        return torch.linalg.matrix_norm(A, ord, dim, keepdim, dtype=dtype)
+    values = singular_values_alone(A.movedim(dim, (-2, -1)))
+    found = values.sum(-1) if ord == "nuc" else values[..., 0] if ord == 2 else values[..., -1]
+    for at in sorted(one % A.dim() for one in dim) if keepdim else []:
+        found = found.unsqueeze(at)
+    return found
+
+
+def norm(A, ord=None, dim=None, keepdim=False, *, out=None, dtype=None):
+    dims = (0, 1) if dim is None and A.dim() == 2 else dim
+    if ord in ("nuc", 2, -2) and isinstance(dims, (tuple, list)) and len(dims) == 2:
+        return matrix_norm(A, ord, dims, keepdim)
+    return torch.linalg.norm(A, ord, dim, keepdim, dtype=dtype)
+
+
 BY_ELIMINATION = {
+    "linalg_eigh": eigenvalues, "linalg_eigvalsh": lambda A, UPLO="L": eigenvalues(A, UPLO)[0], "linalg_matrix_norm": matrix_norm, "linalg_norm": norm, "linalg_svd": singular_values, "linalg_svdvals": singular_values_alone, "svd": svd,
     "cholesky": cholesky, "cholesky_solve": cholesky_solve, "det": determinant, "inverse": inverse, "linalg_cholesky": cholesky, "linalg_cholesky_ex": cholesky_unless, "linalg_inv_ex": inverse_unless, "linalg_det": determinant, "linalg_householder_product": householder_product,
     "linalg_inv": inverse, "linalg_lstsq": least_squares, "linalg_pinv": pseudo_inverse, "pinverse": pseudo_inverse, "linalg_matrix_exp": matrix_exp, "linalg_qr": qr, "linalg_slogdet": sign_and_log_determinant, "linalg_solve": solve,
     "linalg_solve_triangular": solve_triangular, "logdet": log_determinant, "matrix_exp": matrix_exp, "slogdet": sign_and_log_determinant,
