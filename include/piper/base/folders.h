@@ -10,6 +10,10 @@
 
 namespace piper {
 
+// Returns the error (kStorage) of what the system refused, by its number: "cannot write 'x': No
+// space left on device".
+Error cannot_store(std::string_view verb, const std::string& path, int problem);
+
 // Makes the names in a folder last. Some file systems cannot be told to, and need not be. Errors
 // are kStorage.
 Status flush_folder(const std::string& folder);
@@ -22,6 +26,9 @@ Status make_folder(const std::string& folder);
 // Error (kStorage): a rename fails; `folder` is then as it was.
 Result<std::string> replace_folder(const std::string& built, const std::string& folder);
 
+// Returns in order the names of the regular files directly in a folder, "" being the current one;
+// none where there is no such folder.
+std::vector<std::string> files_in(const std::string& folder);
 // Returns in order the names of the files in the folder of `path` that end as `extension` says
 // (".yaml"); none where there is no such folder.
 std::vector<std::string> files_beside(const std::string& path, std::string_view extension);

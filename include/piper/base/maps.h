@@ -5,6 +5,8 @@
 
 namespace piper::yaml {
 
+// Checks that a node is of this kind. `what` is its name in errors, `is` that of the kind.
+Status expect(const Node& node, Node::Kind kind, std::string_view what, std::string_view is);
 // Checks that a node is a map of known keys, and has the needed ones. `what` is its name in errors:
 // "the device 'h100'". Errors name the nearest key.
 Status check_keys(const Node& map, std::string_view what, const std::vector<std::string>& known,

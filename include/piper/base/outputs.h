@@ -13,8 +13,7 @@ struct OutputFile {
 // is not written twice. Links to a file are that file; a device, as /dev/null, may have many uses.
 // Errors: as check_output; kUsage for a file with two uses.
 Status check_outputs(std::span<const OutputFile> outputs, std::span<const std::string> inputs);
-
-// Returns the regular files directly in a folder; none where there is no such folder.
-std::vector<std::string> files_in(const std::string& folder);
+// Checks the second of these alone: that no output is among `inputs`.
+Status check_not_read(std::span<const OutputFile> outputs, std::span<const std::string> inputs);
 
 }  // namespace piper

@@ -86,7 +86,7 @@ Status write_all(int handle, std::string_view bytes, const std::string& path) {
   while (!bytes.empty()) {
     const ssize_t count = write(handle, bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return cannot("write", path, errno).with_code(ExitCode::kStorage);
+    if (count < 0) return cannot_store("write", path, errno);
     bytes.remove_prefix(static_cast<size_t>(count));
   }
   return ok_status();
@@ -165,7 +165,7 @@ namespace {
 // A device or a pipe takes what is written to it; a file renamed to its place would destroy it.
 Status write_in_place(const std::string& path, std::span<const Bytes> parts) {
   const File file(open(path.c_str(), O_WRONLY | O_CLOEXEC));
-  if (file.get() < 0) return cannot("write", path, errno).with_code(ExitCode::kStorage);
+  if (file.get() < 0) return cannot_store("write", path, errno);
   return write_each(file.get(), parts, path);
 }
 
@@ -210,7 +210,7 @@ Result<Beside> create_beside(const std::string& path) {
       return Beside{std::move(file), std::move(name)};
     errno = EEXIST;
   }
-  return cannot("write", path, errno).with_code(ExitCode::kStorage);
+  return cannot_store("write", path, errno);
 }
 
 bool is_number(std::string_view text) {

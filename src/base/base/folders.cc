@@ -12,14 +12,18 @@
 
 namespace piper {
 
+Error cannot_store(std::string_view verb, const std::string& path, int problem) {
+  return fail("cannot {} '{}': {}", verb, path, std::strerror(problem))
+      .with_code(ExitCode::kStorage);
+}
+
 Status flush_folder(const std::string& folder) {
   const int handle = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const int problem = handle < 0 || fsync(handle) != 0 ? errno : 0;
   if (handle >= 0) close(handle);
   if (problem == 0 || problem == EINVAL || problem == ENOTSUP || problem == EACCES)
     return ok_status();
-  return fail("cannot write '{}': {}", folder, std::strerror(problem))
-      .with_code(ExitCode::kStorage);
+  return cannot_store("write", folder, problem);
 }
 
 Status make_folder(const std::string& folder) {
@@ -37,10 +41,7 @@ Status make_folder(const std::string& folder) {
 }
 
 Result<std::string> replace_folder(const std::string& built, const std::string& folder) {
-  const auto refused = [&](int problem) {
-    return fail("cannot replace '{}': {}", folder, std::strerror(problem))
-        .with_code(ExitCode::kStorage);
-  };
+  const auto refused = [&](int problem) { return cannot_store("replace", folder, problem); };
   if (renameat2(AT_FDCWD, built.c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE) == 0)
     return built;
   if (errno != EINVAL && errno != ENOSYS) return refused(errno);
@@ -52,14 +53,21 @@ Result<std::string> replace_folder(const std::string& built, const std::string& 
   return refused(problem);
 }
 
-std::vector<std::string> files_beside(const std::string& path, std::string_view extension) {
-  namespace fs = std::filesystem;
+std::vector<std::string> files_in(const std::string& folder) {
   std::vector<std::string> names;
-  std::error_code code;
-  const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : ".";
-  for (fs::directory_iterator it(folder, code), end; !code && it != end; it.increment(code))
-    if (it->path().extension() == extension) names.push_back(it->path().filename().string());
+  std::error_code problem, ignored;
+  for (std::filesystem::directory_iterator it(folder.empty() ? "." : folder, problem), end;
+       !problem && it != end; it.increment(problem))
+    if (it->is_regular_file(ignored)) names.push_back(it->path().filename().string());
   std::ranges::sort(names);
+  return names;
+}
+
+std::vector<std::string> files_beside(const std::string& path, std::string_view extension) {
+  std::vector<std::string> names = files_in(std::filesystem::path(path).parent_path().string());
+  std::erase_if(names, [&](const std::string& name) {
+    return std::filesystem::path(name).extension() != extension;
+  });
   return names;
 }
 

@@ -11,10 +11,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_device(const std::string& path) {
+// Returns whether one file is written there: a device may have many uses.
+bool is_file(const OutputFile& output) {
   std::error_code ignored;
-  const fs::file_status about = fs::status(path, ignored);
-  return fs::exists(about) && !fs::is_regular_file(about) && !fs::is_directory(about);
+  const fs::file_status about = fs::status(output.path, ignored);
+  return !output.path.empty() &&
+         (!fs::exists(about) || fs::is_regular_file(about) || fs::is_directory(about));
 }
 
 // Returns whether two paths lead to one file, also to one that is not there yet.
@@ -38,26 +40,22 @@ Error used_twice(const OutputFile& file, std::string_view what) {
 Status check_outputs(std::span<const OutputFile> outputs, std::span<const std::string> inputs) {
   for (const OutputFile& file : outputs) {
     PIPER_TRY(check_output(file.path));
-    if (file.path.empty() || is_device(file.path)) continue;
-    std::error_code ignored;
-    const auto is_it = [&](const std::string& other) { return are_one_file(file.path, other); };
-    if (fs::exists(file.path, ignored) && std::ranges::any_of(inputs, is_it))
-      return used_twice(file, "this file is read, and would be replaced");
+    PIPER_TRY(check_not_read(std::span(&file, 1), inputs));
     for (const OutputFile& other : outputs)
-      if (&other < &file && !other.path.empty() && is_it(other.path))
+      if (&other < &file && is_file(file) && is_file(other) && are_one_file(file.path, other.path))
         return used_twice(file, fmt::format("{} writes this file, too", other.flag));
   }
   return ok_status();
 }
 
-std::vector<std::string> files_in(const std::string& folder) {
-  std::vector<std::string> files;
-  std::error_code problem;
-  for (fs::directory_iterator it(folder, problem), end; !problem && it != end;
-       it.increment(problem))
-    if (std::error_code ignored; it->is_regular_file(ignored)) files.push_back(it->path().string());
-  std::ranges::sort(files);
-  return files;
+Status check_not_read(std::span<const OutputFile> outputs, std::span<const std::string> inputs) {
+  for (const OutputFile& file : outputs) {
+    const auto is_it = [&](const std::string& other) { return are_one_file(file.path, other); };
+    std::error_code ignored;
+    if (is_file(file) && fs::exists(file.path, ignored) && std::ranges::any_of(inputs, is_it))
+      return used_twice(file, "this file is read, and would be replaced");
+  }
+  return ok_status();
 }
 
 }  // namespace piper

@@ -8,6 +8,7 @@
 
 #include "piper/base/data.h"
 #include "piper/base/digester.h"
+#include "piper/base/folders.h"
 #include "piper/base/known_tensors.h"
 #include "written.h"
 
@@ -279,9 +280,7 @@ Status write_safetensors(const std::string& path, std::span<const NamedTensor> t
 Result<std::string> write_safetensors_part(const std::string& path,
                                            std::span<const NamedTensor> tensors) {
   std::FILE* file = std::fopen(path.c_str(), "wbx");
-  const auto cannot = [&] {
-    return fail("cannot write '{}': {}", path, std::strerror(errno)).with_code(ExitCode::kStorage);
-  };
+  const auto cannot = [&] { return cannot_store("write", path, errno); };
   if (!file) return cannot();
   std::setvbuf(file, nullptr, _IOFBF, size_t{1} << 16);
   Digester digest;

@@ -6,9 +6,14 @@
 
 namespace piper::yaml {
 
+Status expect(const Node& node, Node::Kind kind, std::string_view what, std::string_view is) {
+  if (node.is(kind)) return ok_status();
+  return fail(node.at, "{} must be {}, not {}", what, is, found(node));
+}
+
 Status check_keys(const Node& map, std::string_view what, const std::vector<std::string>& known,
                   const std::vector<std::string>& needed) {
-  if (!map.is(Node::Kind::kMap)) return fail(map.at, "{} must be a map, not {}", what, found(map));
+  PIPER_TRY(expect(map, Node::Kind::kMap, what, "a map"));
   for (const Entry& entry : map.entries)
     if (std::find(known.begin(), known.end(), entry.key.text) == known.end())
       return fail(entry.key.at, "unknown key {} of {}{}; there are {}", shown(entry.key.text), what,

@@ -60,11 +60,6 @@ constexpr LinkKey kLinkKeys[] = {
     {"bandwidth", &ClusterLink::bandwidth, Quantity::kRate, LinkKey::kNeeded, true},
 };
 
-Status expect(const yaml::Node& node, yaml::Node::Kind kind, std::string_view what,
-              std::string_view is) {
-  if (node.is(kind)) return ok_status();
-  return fail(node.at, "{} must be {}, not {}", what, is, yaml::found(node));
-}
 template <class T, size_t n>
 std::vector<std::string> keys_of(const QuantityKey<T> (&keys)[n],
                                  std::vector<std::string> more = {}, bool only_needed = false) {

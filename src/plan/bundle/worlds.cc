@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "files.h"
-#include "piper/base/outputs.h"
+#include "piper/base/folders.h"
 
 namespace piper {
 namespace {
@@ -54,10 +54,8 @@ bool take_ranks(const WorldsJson& json, int64_t& ranks) {
 }
 
 // Folders have the names that piperc gives them: nothing in an index leads to another place.
-bool take_worlds(const WorldsJson& json, const std::string& directory, PlanFolder& out) {
-  out.kind = PlanFolder::Kind::kWorlds;
-  if (!json.contains("sets") || !json["sets"].is_array()) return false;
-  for (const WorldsJson& one : json["sets"]) {
+bool take_sets(const WorldsJson& json, const std::string& directory, PlanFolder& out) {
+  for (const WorldsJson& one : json) {
     PlanFolder::Set set;
     if (!take_ranks(one, set.ranks)) return false;
     const std::string folder = world_folder(set.ranks);
@@ -66,15 +64,25 @@ bool take_worlds(const WorldsJson& json, const std::string& directory, PlanFolde
     set.directory = directory + "/" + folder;
     out.sets.push_back(std::move(set));
   }
-  if (!json.contains("missing") || !json["missing"].is_array()) return false;
-  for (const WorldsJson& one : json["missing"]) {
+  return !out.sets.empty();
+}
+
+bool take_missing(const WorldsJson& json, PlanFolder& out) {
+  for (const WorldsJson& one : json) {
     PlanFolder::Missing missing;
     if (!take_ranks(one, missing.ranks) || !one.contains("why") || !one["why"].is_string())
       return false;
     missing.why = one["why"].get<std::string>();
     out.missing.push_back(std::move(missing));
   }
-  return !out.sets.empty();
+  return true;
+}
+
+bool take_worlds(const WorldsJson& json, const std::string& directory, PlanFolder& out) {
+  out.kind = PlanFolder::Kind::kWorlds;
+  const auto is_list = [&](const char* key) { return json.contains(key) && json[key].is_array(); };
+  return is_list("sets") && is_list("missing") && take_sets(json["sets"], directory, out) &&
+         take_missing(json["missing"], out);
 }
 
 bool take_stages(const WorldsJson& json, const std::string& directory, PlanFolder& out) {
@@ -173,9 +181,9 @@ Result<PlanFolder> read_plan_folder(const std::string& directory) {
 std::vector<std::string> files_of_plans(const std::string& directory) {
   std::vector<std::string> files;
   const auto add = [&](const std::string& folder, bool is_own) {
-    for (std::string& file : files_in(folder))
-      if (is_own || file.ends_with(".plan") || file.ends_with("/manifest.json"))
-        files.push_back(std::move(file));
+    for (const std::string& file : files_in(folder))
+      if (is_own || file.ends_with(".plan") || file == "manifest.json")
+        files.push_back(folder + "/" + file);
   };
   for (const char* set : {"", "/single", "/uncut"}) {
     add(directory + set, false);

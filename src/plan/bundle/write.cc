@@ -18,34 +18,29 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Error storage(const std::string& path, const char* verb, int problem) {
-  return fail("cannot {} '{}': {}", verb, path, std::strerror(problem))
-      .with_code(ExitCode::kStorage);
-}
-
 // Writes without flushing to the disk: a set that was cut off by a power failure shows in its
 // digests.
 Status write_small(const std::string& path, std::string_view bytes) {
   const int handle = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (handle < 0) return storage(path, "write", errno);
+  if (handle < 0) return cannot_store("write", path, errno);
   while (!bytes.empty()) {
     const ssize_t count = write(handle, bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
       const int problem = errno;
       close(handle);
-      return storage(path, "write", problem);
+      return cannot_store("write", path, problem);
     }
     bytes.remove_prefix(static_cast<size_t>(count));
   }
-  if (close(handle) != 0) return storage(path, "write", errno);
+  if (close(handle) != 0) return cannot_store("write", path, errno);
   return ok_status();
 }
 
 Status make_directory(const std::string& path) {
   std::error_code problem;
   fs::create_directories(path, problem);
-  if (problem) return storage(path, "create", problem.value());
+  if (problem) return cannot_store("create", path, problem.value());
   return ok_status();
 }
 
@@ -159,7 +154,7 @@ Result<std::vector<std::string>> check_replaceable(const std::string& directory,
        it.increment(problem))
     if (!it->is_directory(problem) || it->is_symlink(problem))
       found.push_back(it->path().lexically_relative(directory).string());
-  if (problem) return storage(directory, "read", problem.value());
+  if (problem) return cannot_store("read", directory, problem.value());
   std::sort(found.begin(), found.end());
   list_set(directory, "", own);
   const SeveralSets several = several_sets_in(directory);
@@ -195,7 +190,7 @@ Status exchange(const std::string& built, const std::string& target,
                 const std::vector<std::string>& old) {
   if (old.empty()) {
     // The target is an empty directory or none: rename replaces either.
-    if (rename(built.c_str(), target.c_str()) != 0) return storage(target, "write", errno);
+    if (rename(built.c_str(), target.c_str()) != 0) return cannot_store("write", target, errno);
     return ok_status();
   }
   PIPER_ASSIGN(const std::string aside, replace_folder(built, target));
@@ -239,7 +234,7 @@ Status replace_plans(const std::string& directory, const WriteOptions& options,
   std::error_code problem;
   PIPER_TRY(make_directory(target.parent_path().string()));
   std::string built = target.string() + ".XXXXXX";
-  if (!mkdtemp(built.data())) return storage(built, "create", errno);
+  if (!mkdtemp(built.data())) return cannot_store("create", built, errno);
   fs::permissions(built, fs::perms(0755), problem);
   Status done = fill(built);
   if (done) done = exchange(built, target.string(), old);

@@ -12,6 +12,7 @@
 #include "files.h"
 #include "piper/base/counted.h"
 #include "piper/base/digester.h"
+#include "piper/base/folders.h"
 #include "piper/ir/optimizers.h"
 #include "piper/runtime/checkpoint_tools.h"
 
@@ -47,9 +48,7 @@ struct Closer {
 Result<std::string> stream_tensors(std::span<const Exported> tensors, const Metadata& metadata,
                                    const std::string& path) {
   const std::unique_ptr<std::FILE, Closer> file(std::fopen(path.c_str(), "wb"));
-  const auto cannot = [&] {
-    return fail("cannot write '{}': {}", path, std::strerror(errno)).with_code(ExitCode::kStorage);
-  };
+  const auto cannot = [&] { return cannot_store("write", path, errno); };
   if (!file) return cannot();
   Digester digest;
   const auto put = [&](std::string_view bytes) {

@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "piper/base/digester.h"
+#include "piper/base/folders.h"
 
 namespace piper {
 
@@ -38,7 +39,7 @@ Status flush_file(const std::string& file) {
   const int problem = opened < 0 ? errno : flush_and_forget(opened);
   if (opened >= 0) close(opened);
   if (problem == 0) return ok_status();
-  return fail("cannot write '{}': {}", file, std::strerror(problem)).with_code(ExitCode::kStorage);
+  return cannot_store("write", file, problem);
 }
 
 }  // namespace
@@ -63,8 +64,7 @@ Status write_checked(const std::string& file, std::span<const NamedTensor> expec
   };
   Status written = write_and_compare();
   if (written && std::rename(built.c_str(), file.c_str()) != 0)
-    written =
-        fail("cannot write '{}': {}", file, std::strerror(errno)).with_code(ExitCode::kStorage);
+    written = cannot_store("write", file, errno);
   std::filesystem::remove(built, ignored);
   return written;
 }

@@ -18,11 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Error refused(std::string_view verb, const std::string& path, int problem) {
-  return fail("cannot {} '{}': {}", verb, path, std::strerror(problem))
-      .with_code(ExitCode::kStorage);
-}
-
 struct Handle {
   int number;
   explicit Handle(int opened) : number(opened) {}
@@ -44,10 +39,10 @@ class FileStorage : public Storage {
     const std::string folder = parent_of(path);
     PIPER_TRY(make_folder(folder));
     const Handle file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (file.number < 0) return refused("write", path, errno);
+    if (file.number < 0) return cannot_store("write", path, errno);
     for (const std::string_view part : parts) PIPER_TRY(write_all(file.number, part, path));
     if (const int problem = flush_and_forget(file.number); problem != 0)
-      return refused("write", path, problem);
+      return cannot_store("write", path, problem);
     return flush_folder(folder);
   }
 
@@ -60,7 +55,7 @@ class FileStorage : public Storage {
          it.increment(problem))
       names.push_back(it->path().filename().string());
     if (problem && problem != std::errc::no_such_file_or_directory)
-      return refused("read", folder, problem.value());
+      return cannot_store("read", folder, problem.value());
     std::sort(names.begin(), names.end());
     return names;
   }
@@ -68,7 +63,7 @@ class FileStorage : public Storage {
   Status publish(const std::string& built, const std::string& folder) override {
     PIPER_TRY(flush_folder(built));
     if (rename(built.c_str(), folder.c_str()) != 0) {
-      if (errno != ENOTEMPTY && errno != EEXIST) return refused("write", folder, errno);
+      if (errno != ENOTEMPTY && errno != EEXIST) return cannot_store("write", folder, errno);
       PIPER_ASSIGN(const std::string old, replace_folder(built, folder));
       PIPER_TRY(remove(old));
     }
@@ -81,11 +76,11 @@ class FileStorage : public Storage {
         (path.parent_path() / (".removed-" + path.filename().string())).string();
     std::error_code problem;
     fs::remove_all(gone, problem);
-    if (problem) return refused("remove", gone, problem.value());
+    if (problem) return cannot_store("remove", gone, problem.value());
     if (rename(folder.c_str(), gone.c_str()) != 0)
-      return errno == ENOENT ? ok_status() : Status(refused("remove", folder, errno));
+      return errno == ENOENT ? ok_status() : Status(cannot_store("remove", folder, errno));
     fs::remove_all(gone, problem);
-    if (problem) return refused("remove", gone, problem.value());
+    if (problem) return cannot_store("remove", gone, problem.value());
     return ok_status();
   }
 };

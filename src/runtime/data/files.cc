@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "piper/base/digester.h"
+#include "piper/base/folders.h"
 
 namespace piper {
 namespace {
@@ -37,14 +38,10 @@ bool has_tokens(const fs::path& path) {
   return extension == ".bin" || extension == ".npy" || extension == ".safetensors";
 }
 
-// Returns the names of the regular files of a folder that are not hidden, sorted.
-std::vector<std::string> files_of(const fs::path& folder) {
-  std::vector<std::string> names;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, ignored))
-    if (entry.is_regular_file(ignored) && !entry.path().filename().string().starts_with("."))
-      names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
+// Returns the files of a folder that are not hidden.
+std::vector<std::string> files_of(const std::string& folder) {
+  std::vector<std::string> names = files_in(folder);
+  std::erase_if(names, [](const std::string& name) { return name.starts_with("."); });
   return names;
 }
 
@@ -66,7 +63,7 @@ Error nothing_found(const std::string& text) {
   std::error_code ignored;
   while (!folder.empty() && !fs::is_directory(folder, ignored) && folder != folder.parent_path())
     folder = folder.parent_path();
-  const std::vector<std::string> names = files_of(folder);
+  const std::vector<std::string> names = files_of(folder.string());
   Error error = fail("no file is named '{}'{}", text,
                      did_you_mean(fs::path(text).filename().string(), names));
   constexpr size_t kMost = 5;

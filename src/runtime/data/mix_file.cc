@@ -6,17 +6,12 @@
 #include <filesystem>
 #include <numeric>
 
-#include "piper/base/yaml.h"
+#include "piper/base/maps.h"
 
 namespace piper {
 namespace {
 
 using yaml::Node;
-
-Status expect(const Node& node, Node::Kind kind, std::string_view what, std::string_view is) {
-  if (node.is(kind)) return ok_status();
-  return fail(node.at, "{} must be {}, not {}", what, is, yaml::found(node));
-}
 
 Status check_keys(const Node& map, const std::vector<std::string>& known) {
   for (const yaml::Entry& entry : map.entries)
@@ -32,7 +27,7 @@ Result<std::string> read_text(const Node& node, std::string_view what) {
   return node.text;
 }
 
-Result<int64_t> read_count(const Node& node, std::string_view what) {
+Result<int64_t> read_whole(const Node& node, std::string_view what) {
   PIPER_TRY(expect(node, Node::Kind::kScalar, what, "a whole number from 0 on"));
   int64_t value = -1;
   const char* const end = node.text.data() + node.text.size();
@@ -188,7 +183,7 @@ class MixReader {
                     yaml::shown(text));
     }
     if (const yaml::Entry* const separator = map.find("separator")) {
-      PIPER_ASSIGN(files.separator, read_count(separator->value, "'separator'"));
+      PIPER_ASSIGN(files.separator, read_whole(separator->value, "'separator'"));
     }
     if (const yaml::Entry* const pack = map.find("pack")) {
       const std::string& text = pack->value.text;
@@ -214,7 +209,7 @@ class MixReader {
     const yaml::Entry *const from = map.find("from"), *const weights = map.find("weights");
     if (!from || !weights) return fail(map.at, "a phase needs '{}'", from ? "weights" : "from");
     MixPhase phase;
-    PIPER_ASSIGN(phase.from, read_count(from->value, "'from'"));
+    PIPER_ASSIGN(phase.from, read_whole(from->value, "'from'"));
     if (phase.from <= spec_.phases.back().from)
       return fail(from->value.at,
                   "a phase must begin after sample {}, where the phase before it begins",

@@ -342,7 +342,7 @@ std::vector<std::string> files_read(const RunOptions& options, const Loaded& loa
     for (const int64_t step : *steps) folders.push_back(all + "/" + checkpoint_name(step));
   for (const std::string& folder : folders)
     if (std::error_code ignored; std::filesystem::exists(folder + "/checkpoint.json", ignored))
-      std::ranges::move(files_in(folder), std::back_inserter(files));
+      for (const std::string& file : files_in(folder)) files.push_back(folder + "/" + file);
   return files;
 }
 
@@ -355,7 +355,7 @@ Status check_files(const RunOptions& options, const Loaded& loaded) {
                                 {"--trace", options.trace},
                                 {"--profile", options.profile}};
   PIPER_TRY(check_outputs(outputs, read));
-  return check_outputs(std::span(outputs).subspan(1), std::span(&options.start.from, 1));
+  return check_not_read(std::span(outputs).subspan(1), std::span(&options.start.from, 1));
 }
 
 }  // namespace
