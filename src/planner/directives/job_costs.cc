@@ -11,13 +11,13 @@ namespace piper {
 namespace {
 
 // Gives the axes that one `place` names their coordinates, if it holds for the node.
-Status place_by(const Place& place, const Graph& graph, const Node& node, const Cut& cut,
+Status place_by(const Place& place, const Graph& graph, const Node& node, const Mesh& mesh,
                 const Variables& variables, Variables& tags, std::vector<int32_t>& coordinates) {
-  PIPER_ASSIGN(const auto placed, place_node(graph, node, place, variables, tags, 0, cut.mesh));
+  PIPER_ASSIGN(const auto placed, place_node(graph, node, place, variables, tags, 0, mesh));
   if (!placed) return ok_status();
   tags.insert(tags.end(), placed->tags.begin(), placed->tags.end());
   for (const auto& [axis, at] : placed->on)
-    if (at >= 0 && at < cut.mesh[axis].size) coordinates[axis] = static_cast<int32_t>(at);
+    if (at >= 0 && at < mesh[axis].second) coordinates[axis] = static_cast<int32_t>(at);
   return ok_status();
 }
 
@@ -63,7 +63,7 @@ std::vector<int32_t> JobCosts::place_of(const Graph& graph,
   node.tags = tags;
   Variables known = named_tags(graph, node);
   for (const Place& place : strategy_.places)
-    (void)place_by(place, graph, node, cut_, variables_, known, coordinates);
+    (void)place_by(place, graph, node, mesh_, variables_, known, coordinates);
   return coordinates;
 }
 

@@ -223,7 +223,9 @@ class SiteMaker {
         variables_(variables),
         sites_(sites_of(strategy)),
         trained_(trained),
-        out_(out) {}
+        out_(out) {
+    for (const MeshAxis& axis : strategy.mesh) mesh_.emplace_back(axis.name, axis.size);
+  }
 
   Result<Sites> run() {
     const std::vector<LocalSteps>& entries = strategy_.local_steps;
@@ -421,7 +423,7 @@ class SiteMaker {
     const Graph& graph = made_.forward;
     for (const Place& place : strategy_.places) {
       PIPER_ASSIGN(const auto placed, place_node(graph, node, place, variables_,
-                                                 named_tags(graph, node), micro, strategy_.mesh));
+                                                 named_tags(graph, node), micro, mesh_));
       where.push_back(placed ? 1 : 0);
       if (!placed) continue;
       for (const auto& [tag, value] : placed->tags) where.push_back(value);
@@ -455,6 +457,7 @@ class SiteMaker {
   const std::vector<std::string>& region_tags_;
   const Variables& variables_;
   const int64_t sites_;
+  Mesh mesh_;
   std::map<std::string, TrainedPart>& trained_;
   Explanations& out_;
   Sites made_;

@@ -130,6 +130,30 @@ Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node
   });
 }
 
+Result<std::optional<PlacedAt>> place_node(const Graph& graph, const Node& node, const Place& place,
+                                           const Variables& variables, const Variables& tags,
+                                           int32_t micro, const Mesh& mesh) {
+  PIPER_ASSIGN(auto bound, match_node(graph, node, place.where, variables, {place.micro, micro}));
+  if (!bound) return std::optional<PlacedAt>();
+  PlacedAt placed;
+  bound->insert(bound->end(), tags.begin(), tags.end());
+  bound->emplace_back(place.micro, micro);
+  for (const auto& [tag, expr] : place.tags) {
+    PIPER_ASSIGN(const int64_t value, expr.evaluate(*bound));
+    placed.tags.emplace_back(tag, value);
+    bound->emplace_back(tag, value);
+  }
+  for (const auto& [name, expr] : place.on) {
+    const auto axis = std::ranges::find(mesh, name, &Mesh::value_type::first);
+    if (axis == mesh.end()) continue;
+    bound->emplace_back("P", axis->second);
+    PIPER_ASSIGN(const int64_t coordinate, expr.evaluate(*bound));
+    bound->pop_back();
+    placed.on.emplace_back(axis - mesh.begin(), coordinate);
+  }
+  return std::optional(std::move(placed));
+}
+
 Variables named_tags(const Graph& graph, const Node& node) {
   Variables tags;
   for (size_t t = 0; t < graph.tag_names.size(); ++t)

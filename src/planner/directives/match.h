@@ -51,30 +51,9 @@ struct PlacedAt {
 // Returns what a `place` computes for a node that has these tags, for this microbatch; nothing if
 // the node does not meet its conditions. Axes that the mesh lacks are left out: apply_place names
 // them.
-template <class Axis>
 Result<std::optional<PlacedAt>> place_node(const Graph& graph, const Node& node, const Place& place,
                                            const Variables& variables, const Variables& tags,
-                                           int32_t micro, const std::vector<Axis>& mesh) {
-  PIPER_ASSIGN(auto bound, match_node(graph, node, place.where, variables, {place.micro, micro}));
-  if (!bound) return std::optional<PlacedAt>();
-  PlacedAt placed;
-  bound->insert(bound->end(), tags.begin(), tags.end());
-  bound->emplace_back(place.micro, micro);
-  for (const auto& [tag, expr] : place.tags) {
-    PIPER_ASSIGN(const int64_t value, expr.evaluate(*bound));
-    placed.tags.emplace_back(tag, value);
-    bound->emplace_back(tag, value);
-  }
-  for (const auto& [name, expr] : place.on) {
-    const auto axis = std::ranges::find(mesh, name, &Axis::name);
-    if (axis == mesh.end()) continue;
-    bound->emplace_back("P", axis->size);
-    PIPER_ASSIGN(const int64_t coordinate, expr.evaluate(*bound));
-    bound->pop_back();
-    placed.on.emplace_back(axis - mesh.begin(), coordinate);
-  }
-  return std::optional(std::move(placed));
-}
+                                           int32_t micro, const Mesh& mesh);
 // Returns whether some forward op is among the readers of a value, and all of these meet the
 // conditions; of none, that is so.
 Result<bool> is_read_where(const Graph& graph, const std::vector<NodeId>& readers,
