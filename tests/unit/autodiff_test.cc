@@ -8,6 +8,7 @@
 #include "evaluate.h"
 #include "golden.h"
 #include "piper/ir/ops.h"
+#include "support/forms/parse_graph.h"
 #include "unit/train_text.h"
 
 namespace piper {

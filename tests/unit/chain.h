@@ -11,6 +11,7 @@
 #include "piper/planner/job_costs.h"
 #include "piper/planner/schedule.h"
 #include "piper/planner/sharding.h"
+#include "support/forms/parse_graph.h"
 
 namespace piper::chain {
 

@@ -4,6 +4,7 @@
 #include "piper/plan/flops.h"
 #include "piper/planner/make_dag.h"
 #include "piper/planner/sharding.h"
+#include "support/forms/parse_graph.h"
 
 namespace piper::compile_test {
 namespace {

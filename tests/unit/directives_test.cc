@@ -8,6 +8,7 @@
 #include "golden.h"
 #include "piper/inspect/summary.h"
 #include "piper/planner/job_costs.h"
+#include "support/forms/parse_graph.h"
 
 namespace piper::directives_test {
 namespace {

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "support/forms/parse_graph.h"
+
 namespace piper {
 namespace {
 

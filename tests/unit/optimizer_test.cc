@@ -7,6 +7,7 @@
 
 #include "evaluate.h"
 #include "piper/ir/ops.h"
+#include "support/forms/parse_graph.h"
 #include "unit/train_text.h"
 
 namespace piper {

@@ -8,6 +8,7 @@
 #include "golden.h"
 #include "piper/frontend/autodiff.h"
 #include "piper/frontend/import.h"
+#include "support/forms/parse_graph.h"
 #include "unit/sharding_oracle.h"
 
 namespace piper {

@@ -201,14 +201,13 @@ Result<Graph> in_topological_order(Graph graph);
 // of constant data.
 Status check_graph(const Graph& graph);
 
-// Returns the canonical text form; parse_graph(print_graph(g)) prints the same. Data of constants
-// larger than 64 bytes is printed as its digest, and parses to a constant without data. Lines:
+// Returns the canonical text form, of which parse_graph of the tests reads a graph that prints the
+// same. Data of constants larger than 64 bytes is printed as its digest. Lines:
 //   input %x:f32[8,16] batch_dim=0 layout=S0
 //   constant %c:f32[] = [0.5]
 //   state %m:f32[4,4] = fill 0
 //   update %m %m.next %w
 //   %y:f32[8,4] = MatMul(%x, %w) {trans_b=1} pass=F scope=h/0/mlp tags={stage=1} layout=S0
 std::string print_graph(const Graph& graph);
-Result<Graph> parse_graph(std::string_view text);
 
 }  // namespace piper

@@ -1,4 +1,5 @@
 // Prints graphs in their text form.
+#include "piper/base/text_form.h"
 #include "text.h"
 
 namespace piper {

@@ -1,10 +1,8 @@
-// The words of the graph's text form that printing and parsing share.
+// How the graph's text form shows constants.
 #pragma once
 
 #include <string>
-#include <string_view>
 
-#include "piper/base/text_form.h"
 #include "piper/ir/graph.h"
 
 namespace piper {
@@ -14,6 +12,5 @@ inline constexpr int64_t kMaxPrintedBytes = 64;
 
 // "[1,0.5]"; halves as their bits, "0x3f80".
 std::string print_elements(const Value& value);
-Result<Bytes> parse_elements(std::string_view text, const TensorType& type);
 
 }  // namespace piper
