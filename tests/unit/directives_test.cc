@@ -38,13 +38,18 @@ JobCosts unknown_costs() {
   return JobCosts(nullptr, kStrategy, {}, {});
 }
 
-golden::Section compile_case(const golden::Case& c) {
-  const Folder folder;
+CompileOptions options_of(const golden::Case& c, const Folder& folder) {
   CompileOptions options;
   std::string model = c.text("model");
   while (!model.empty() && (model.back() == '\n' || model.back() == ' ')) model.pop_back();
   options.model = fmt::format("{}/tests/data/{}.onnx", PIPER_SOURCE_DIR, model);
   options.strategy = folder.write("strategy.yaml", c.text("strategy"));
+  return options;
+}
+
+golden::Section compile_case(const golden::Case& c) {
+  const Folder folder;
+  CompileOptions options = options_of(c, folder);
   options.oracles = false;
   std::string schedule;
   options.dump = [&](std::string_view step, const std::function<std::string()>& text) {
@@ -330,6 +335,54 @@ TEST(Directives, OfTheLibraryPrintAsTheyAre) {
 }
 
 TEST(Directives, Golden) { golden::run("directives/*.test", {"after", "error"}, compile_case); }
+
+// Three batches of drawn numbers for all inputs; labels are of the first class.
+std::string draw_batches(const Folder& folder, const PlanSet& set) {
+  std::mt19937 draw(1);
+  std::normal_distribution<float> normal;
+  std::vector<NamedTensor> tensors;
+  const auto needs = data_needs(set);
+  EXPECT_TRUE(needs) << print_error(needs.error());
+  for (int k = 0; k < 3; ++k)
+    for (const InputNeed& need : *needs) {
+      std::vector<float> numbers(static_cast<size_t>(need.type.bytes()) / sizeof(float));
+      for (float& number : numbers) number = need.type.dtype == DType::kF32 ? normal(draw) : 0;
+      tensors.push_back({fmt::format("batch/{}/{}", k, need.name), need.type,
+                         Bytes::copy_of(numbers.data(), numbers.size() * sizeof(float))});
+    }
+  std::string path = folder.path() + "/batches.safetensors";
+  EXPECT_TRUE(write_safetensors(path, tensors, {}));
+  return path;
+}
+
+// Trains by the strategy of a case. Returns the section that it has, or how a rank differs from a
+// single device.
+golden::Section train_case(const golden::Case& c) {
+  const golden::Section& expected = c.sections.back();
+  if (expected.name == "error") return expected;
+  const Folder folder;
+  const auto compiled = compile(options_of(c, folder));
+  if (!compiled) return {"error", print_error(compiled.error())};
+  const std::string path = draw_batches(folder, *compiled->single);
+  const auto data = jobs::open_file(compiled->set, path),
+             of_single = jobs::open_file(*compiled->single, path);
+  if (!data || !of_single) return {"error", print_error((data ? of_single : data).error())};
+  JobOptions options;
+  options.steps = 3 + compiled->set.roles[0].steps_ahead;
+  options.threads = 1;
+  options.verify.against = VerifyAgainst::kSingle;
+  const auto job =
+      run_job(compiled->set, data->get(), &*compiled->single, of_single->get(), options);
+  return job ? expected : golden::Section{"error", print_error(job.error())};
+}
+
+// A directive whose strategies are golden tests is trained with here, without a test of its own.
+TEST(Directives, GoldenTrain) {
+  const auto root = std::filesystem::path(PIPER_SOURCE_DIR) / "tests/golden";
+  for (const std::string& problem :
+       golden::check_files(root, "directives/*.test", {"after", "error"}, train_case, false))
+    ADD_FAILURE() << problem;
+}
 
 }  // namespace
 }  // namespace piper::directives_test
