@@ -183,16 +183,26 @@ void Cuda::add_calls(const LoadedProgram& loaded, std::span<std::byte* const> ar
   }
 }
 
+namespace {
+
+Status check_bound(const DeviceProgram& program, std::span<std::byte* const> args,
+                   const std::byte* workspace) {
+  if (std::ssize(args) != program.fused.num_args)
+    return fail("{} arguments for {}", args.size(), program.fused.num_args);
+  for (size_t i = 0; i < args.size(); ++i)
+    if (!args[i] || address_of(args[i]) % 16 != 0) return fail("argument {} is not aligned", i);
+  if (!workspace && program.workspace_bytes > 0) return fail("no workspace");
+  return ok_status();
+}
+
+}  // namespace
+
 Result<int32_t> Cuda::bind(int32_t program, std::span<std::byte* const> args,
                            std::byte* workspace) {
   if (program < 0 || static_cast<size_t>(program) >= programs_.size())
     return fail("no program {}", program);
   const LoadedProgram& loaded = *programs_[static_cast<size_t>(program)];
-  if (args.size() != static_cast<size_t>(loaded.program.fused.num_args))
-    return fail("{} arguments for {}", args.size(), loaded.program.fused.num_args);
-  for (size_t i = 0; i < args.size(); ++i)
-    if (!args[i] || address_of(args[i]) % 16 != 0) return fail("argument {} is not aligned", i);
-  if (!workspace && loaded.program.workspace_bytes > 0) return fail("no workspace");
+  PIPER_TRY(check_bound(loaded.program, args, workspace));
   device_->enter();
   Binding binding{&loaded, {}, {}, nullptr};
   add_calls(loaded, args, workspace, binding);

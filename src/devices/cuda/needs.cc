@@ -44,6 +44,19 @@ Result<cuda::FabricNeeds> cuda::fabric_needs(const RoleProgram& role) {
   return needs;
 }
 
+namespace {
+
+int64_t streams_of_products(const RoleProgram& role, const std::vector<bool>& has_products) {
+  std::vector<bool> multiplies(role.streams.size());
+  for (const auto* section : role.sections())
+    for (const Instruction& each : *section)
+      if (each.kind == InstructionKind::kCompute && has_products[static_cast<size_t>(each.program)])
+        multiplies[static_cast<size_t>(each.stream)] = true;
+  return std::ranges::count(multiplies, true);
+}
+
+}  // namespace
+
 // Streams that multiply have a scratch each, programs their literals.
 Result<Needs> cuda_needs(const RoleProgram& role) {
   const RoleProgram prepared = prepared_for_cuda(role);
@@ -56,18 +69,12 @@ Result<Needs> cuda_needs(const RoleProgram& role) {
     has_products.push_back(!made.products.empty());
     literals += align_up(std::ssize(made.literals));
   }
-  std::vector<bool> multiplies(role.streams.size());
-  for (const auto* section : role.sections())
-    for (const Instruction& each : *section)
-      if (each.kind == InstructionKind::kCompute && has_products[static_cast<size_t>(each.program)])
-        multiplies[static_cast<size_t>(each.stream)] = true;
-  const auto streams = std::count(multiplies.begin(), multiplies.end(), true);
   PIPER_ASSIGN(const cuda::FabricNeeds fabric, cuda::fabric_needs(role));
   int64_t transport = fabric.literals + fabric.connect_scratch;
   for (const auto* by_stream : {&fabric.blocks, &fabric.workspaces})
     transport += std::accumulate(by_stream->begin(), by_stream->end(), int64_t{0});
   return Needs{workspaces_of(role, bytes), prepared.arena_bytes - role.arena_bytes, transport,
-               streams * cuda::kProductScratch + literals};
+               streams_of_products(role, has_products) * cuda::kProductScratch + literals};
 }
 
 namespace {

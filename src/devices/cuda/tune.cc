@@ -63,6 +63,7 @@ class Tuner {
   Status check(const Wanted& wanted, Candidate& one);
   Status time(std::span<Candidate> candidates);
   Result<double> time(Candidate& one, int calls);
+  std::vector<AlgorithmNumbers> varied_fastest() const;
   Status try_variations(const Wanted& wanted);
   const Candidate* best() const;
   std::optional<AlgorithmNumbers> choose(const Wanted& wanted, const std::string& name) const;
@@ -318,7 +319,7 @@ const std::vector<AlgorithmNumbers>& variations() {
 }
 
 // Measures variations of the fastest algorithms.
-Status Tuner::try_variations(const Wanted& wanted) {
+std::vector<AlgorithmNumbers> Tuner::varied_fastest() const {
   std::vector<const Candidate*> fastest;
   for (const Candidate& one : candidates_)
     if (one.problem.empty()) fastest.push_back(&one);
@@ -332,8 +333,12 @@ Status Tuner::try_variations(const Wanted& wanted) {
         for (auto& [name, number] : numbers)
           if (name == attribute) number = value;
     }
+  return varied;
+}
+
+Status Tuner::try_variations(const Wanted& wanted) {
   const size_t offered = candidates_.size();
-  for (const AlgorithmNumbers& numbers : varied) {
+  for (const AlgorithmNumbers& numbers : varied_fastest()) {
     const size_t before = candidates_.size();
     PIPER_TRY(add(wanted, numbers));
     const bool is_none = candidates_.size() > before && candidates_.back().bound < 0;

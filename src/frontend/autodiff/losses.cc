@@ -161,6 +161,19 @@ std::vector<std::string> names_of(const Graph& graph, const std::vector<ValueId>
 }
 
 // Returns a value of the model that is made in each step.
+Status check_output_type(const LossTerm& term, const TensorType& type) {
+  const std::string name = quote_control(term.output);
+  if (!info(type.dtype).is_float)
+    return fail(term.output_at, "loss: '{}' is {}, not floats", name, to_string(type));
+  if (num_elements(type.shape) == 0)
+    return fail(term.output_at, "loss: '{}' is {}, without elements", name, to_string(type));
+  if (term.kind == Kind::kOutput && num_elements(type.shape) != 1)
+    return fail(term.output_at, "loss: '{}' is {}, not a scalar", name, to_string(type))
+        .with_note(
+            fmt::format("help: loss: {{mean: {0}}}, {{sum: {0}}}, or a loss with a target", name));
+  return ok_status();
+}
+
 Result<ValueId> find_output(const Graph& graph, const LossTerm& term) {
   const ValueId found = graph.find_value(term.output);
   if (!found.valid()) {
@@ -169,18 +182,7 @@ Result<ValueId> find_output(const Graph& graph, const LossTerm& term) {
                 did_you_mean(term.output, names))
         .with_note(fmt::format("outputs of the model: {}", quote_control(join(names, ", "))));
   }
-  const TensorType& type = graph.value(found).type;
-  if (!info(type.dtype).is_float)
-    return fail(term.output_at, "loss: '{}' is {}, not floats", quote_control(term.output),
-                to_string(type));
-  if (num_elements(type.shape) == 0)
-    return fail(term.output_at, "loss: '{}' is {}, without elements", quote_control(term.output),
-                to_string(type));
-  if (term.kind == Kind::kOutput && num_elements(type.shape) != 1)
-    return fail(term.output_at, "loss: '{}' is {}, not a scalar", quote_control(term.output),
-                to_string(type))
-        .with_note(fmt::format("help: loss: {{mean: {0}}}, {{sum: {0}}}, or a loss with a target",
-                               quote_control(term.output)));
+  PIPER_TRY(check_output_type(term, graph.value(found).type));
   return found;
 }
 

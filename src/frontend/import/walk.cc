@@ -33,6 +33,7 @@ class Importer {
   Walked take() && { return {std::move(graph_), std::move(notes_), std::move(taken_)}; }
 
  private:
+  Status add_inputs(const ImportOptions& options);
   void add_params();
   void add_constants();
   int64_t opset_of(const OnnxNode& node) const {
@@ -173,6 +174,15 @@ void Importer::try_node(size_t n) {
   unknown_.erase("");
 }
 
+// Returns 1 where an If takes its first branch, otherwise 0.
+Result<int64_t> branch_of_if(const RuleContext& context) {
+  PIPER_TRY(context.need(1, 1));
+  const Val& condition = context.in(0);
+  if (!condition.is_constant() || num_elements(condition.shape) != 1)
+    return context.error("is not supported where its condition depends on the data");
+  return int64_t{read_number(condition.data, condition.dtype, 0) != 0};
+}
+
 // Returns how often a Loop runs, whose condition may only be true, or a Scan along its inputs.
 Result<int64_t> turns_of(const RuleContext& c) {
   if (c.node.op == "Loop") {
@@ -205,16 +215,8 @@ Status Importer::decide(size_t n) {
   }
   const RuleContext context(node, std::move(inputs), opset_of(node), scopes_[n], emit_);
   if (node.outputs.empty()) return context.error("has no outputs");
-  if (node.op != "If") {
-    PIPER_ASSIGN(const int64_t turns, turns_of(context));
-    taken_.push_back({node.outputs[0], turns});
-    return ok_status();
-  }
-  PIPER_TRY(context.need(1, 1));
-  const Val& condition = context.in(0);
-  if (!condition.is_constant() || num_elements(condition.shape) != 1)
-    return context.error("is not supported where its condition depends on the data");
-  taken_.push_back({node.outputs[0], read_number(condition.data, condition.dtype, 0) != 0});
+  PIPER_ASSIGN(const int64_t turns, node.op == "If" ? branch_of_if(context) : turns_of(context));
+  taken_.push_back({node.outputs[0], turns});
   return ok_status();
 }
 
@@ -338,8 +340,7 @@ void Importer::rename() {
   }
 }
 
-Status Importer::run(const ImportOptions& options) {
-  PIPER_ASSIGN(const std::vector<size_t> order, node_order(model_));
+Status Importer::add_inputs(const ImportOptions& options) {
   PIPER_TRY(bind_inputs(model_, options, graph_, notes_));
   for (const ValueId id : graph_.inputs) {
     const Value& value = graph_.value(id);
@@ -349,6 +350,12 @@ Status Importer::run(const ImportOptions& options) {
     val.narrow = input->narrow;
     values_.emplace(input->name, std::move(val));
   }
+  return ok_status();
+}
+
+Status Importer::run(const ImportOptions& options) {
+  PIPER_ASSIGN(const std::vector<size_t> order, node_order(model_));
+  PIPER_TRY(add_inputs(options));
   add_params();
   values_.reserve(model_.initializers.size() + 2 * model_.nodes.size());
   add_constants();

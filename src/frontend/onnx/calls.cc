@@ -113,6 +113,14 @@ std::optional<std::string> node_name_scope(std::string_view name) {
   return dots_to_slashes(join(parts, "/"));
 }
 
+// Returns the text between quotes that follows target=, or "".
+std::string target_in(std::string_view line) {
+  const size_t target = line.find("target='");
+  if (target == line.npos) return "";
+  const size_t start = target + 8, end = line.find('\'', start);
+  return end == line.npos ? "" : std::string(line.substr(start, end - start));
+}
+
 // Returns the lines under a heading; outputs have the same form as inputs.
 std::vector<SignatureInput> parse_section(std::string_view text, std::string_view heading) {
   std::vector<SignatureInput> out;
@@ -122,16 +130,10 @@ std::vector<SignatureInput> parse_section(std::string_view text, std::string_vie
     if (line.substr(0, 1) == "#") within = line == heading;
     const size_t colon = line.find(": ");
     if (!within || colon == std::string_view::npos) continue;
-    SignatureInput input;
+    SignatureInput& input = out.emplace_back();
     input.placeholder = std::string(line.substr(0, colon));
     input.kind = std::string(name_at(line, colon + 2));
-    const size_t target = line.find("target='");
-    if (target != std::string_view::npos) {
-      const size_t start = target + 8, end = line.find('\'', start);
-      if (end != std::string_view::npos)
-        input.target = std::string(line.substr(start, end - start));
-    }
-    out.push_back(std::move(input));
+    input.target = target_in(line);
   }
   return out;
 }

@@ -95,13 +95,12 @@ ExternalData::ExternalData(const std::string& model_path, bool may_be_absent)
   if (directory_.empty()) directory_.push_back('.');
 }
 
-Result<Bytes> ExternalData::open(const std::string& location) {
-  for (const auto& [name, bytes] : open_files_) {
-    if (name == location) return bytes;
-  }
-  // Opens one component after the other, none of which may be a link: nothing outside the folder
-  // can be reached, and nothing can change between a check and the opening.
-  Handle handle(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+namespace {
+
+// Opens one component after the other, none of which may be a link: nothing outside the folder can
+// be reached, and nothing can change between a check and the opening.
+Status open_within(const std::string& directory, const std::string& location, Handle& handle) {
+  handle.replace(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (handle.get() < 0) return refuse(location, errno);
   const std::vector<std::string> parts = split_text(location, '/');
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -114,6 +113,16 @@ Result<Bytes> ExternalData::open(const std::string& location) {
     }
     handle.replace(next);
   }
+  return ok_status();
+}
+
+}  // namespace
+
+Result<Bytes> ExternalData::open(const std::string& location) {
+  for (const auto& [name, bytes] : open_files_)
+    if (name == location) return bytes;
+  Handle handle(-1);
+  PIPER_TRY(open_within(directory_, location, handle));
   Result<Bytes> bytes = map_whole(handle.get(), location);
   if (bytes.ok()) open_files_.emplace_back(location, *bytes);
   return bytes;

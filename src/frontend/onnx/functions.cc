@@ -50,6 +50,7 @@ class Inliner {
   Status expand_call(const onnx::NodeProto& node, const onnx::FunctionProto& function, Nodes& out);
   Result<Call> make_call(const onnx::NodeProto& node, const onnx::FunctionProto& function) const;
   Result<onnx::NodeProto> body_node(const onnx::NodeProto& inner, Call& call);
+  Status add_attributes(const onnx::NodeProto& inner, Call& call, onnx::NodeProto& node);
   Status rename_graph(onnx::GraphProto& graph, Call& call);
 
   onnx::ModelProto& model_;
@@ -131,20 +132,22 @@ Result<onnx::NodeProto> Inliner::body_node(const onnx::NodeProto& inner, Call& c
     if (call.opset > 0) opsets_[name] = call.opset;
   }
   if (!node.name().empty()) node.set_name(call.node_prefix + node.name());
-  for (const onnx::AttributeProto& attr : inner.attribute()) {
-    if (attr.ref_attr_name().empty()) {
-      onnx::AttributeProto& copy = *node.add_attribute();
-      copy = attr;
-      if (copy.has_g()) PIPER_TRY(rename_graph(*copy.mutable_g(), call));
-      continue;
-    }
-    const auto found = call.attributes.find(attr.ref_attr_name());
-    if (found == call.attributes.end()) continue;  // left out: the operator's default
-    onnx::AttributeProto& copy = *node.add_attribute();
-    copy = found->second;
-    copy.set_name(attr.name());
-  }
+  PIPER_TRY(add_attributes(inner, call, node));
   return node;
+}
+
+// Gives the node its own attributes, and the call's where it refers to those of the function.
+Status Inliner::add_attributes(const onnx::NodeProto& inner, Call& call, onnx::NodeProto& node) {
+  for (const onnx::AttributeProto& attr : inner.attribute()) {
+    const bool is_own = attr.ref_attr_name().empty();
+    const auto found = call.attributes.find(attr.ref_attr_name());
+    if (!is_own && found == call.attributes.end()) continue;  // left out: the operator's default
+    onnx::AttributeProto& copy = *node.add_attribute();
+    copy = is_own ? attr : found->second;
+    copy.set_name(attr.name());
+    if (is_own && copy.has_g()) PIPER_TRY(rename_graph(*copy.mutable_g(), call));
+  }
+  return ok_status();
 }
 
 Status Inliner::expand_call(const onnx::NodeProto& node, const onnx::FunctionProto& function,

@@ -94,28 +94,33 @@ class Unrolling {
 
   // Checks the body's condition: what it was before, or a constant that is true.
   Status check_goes_on() const {
-    std::string name = body_->outputs[0];
-    size_t moves = 0;  // of as many as there are nodes, or they are a circle
-    for (bool moved = true; moved && name != body_->inputs[1];) {
-      moved = false;
-      if (++moves > body_->nodes.size()) break;
-      for (const OnnxNode& node : body_->nodes) {
-        if (node.outputs.empty() || node.outputs[0] != name) continue;
-        if (node.op == "Constant" && is_true(node)) return ok_status();
-        if ((node.op != "Identity" && node.op != "Cast") || node.inputs.empty()) continue;
-        name = node.inputs[0];
-        moved = true;
-        break;
-      }
-    }
+    const std::string name = copied_by(body_->outputs[0]);
     if (name == body_->inputs[1] || is_true(body_->initializers, name) ||
-        is_true(model_.initializers, name))
+        is_true(model_.initializers, name) || is_true(body_->nodes, name) ||
+        is_true(model_.nodes, name))
       return ok_status();
-    for (const OnnxNode& node : model_.nodes)
-      if (node.op == "Constant" && !node.outputs.empty() && node.outputs[0] == name &&
-          is_true(node))
-        return ok_status();
     return fail("{} is not supported where its body decides whether it goes on", node_.label());
+  }
+  // Returns what a value of the body copies: an input, or what another operator makes.
+  std::string copied_by(std::string name) const {
+    // There are at most as many copies as nodes, or they are a circle.
+    for (size_t moves = 0; moves < body_->nodes.size() && name != body_->inputs[1]; ++moves) {
+      const auto copy = std::ranges::find_if(body_->nodes, [&](const OnnxNode& node) {
+        return (node.op == "Identity" || node.op == "Cast") && makes(node, name) &&
+               !node.inputs.empty();
+      });
+      if (copy == body_->nodes.end()) break;
+      name = copy->inputs[0];
+    }
+    return name;
+  }
+  static bool makes(const OnnxNode& node, const std::string& name) {
+    return !node.outputs.empty() && node.outputs[0] == name;
+  }
+  static bool is_true(const std::vector<OnnxNode>& nodes, const std::string& name) {
+    return std::ranges::any_of(nodes, [&](const OnnxNode& node) {
+      return node.op == "Constant" && makes(node, name) && is_true(node);
+    });
   }
   static bool is_true(const OnnxTensor& tensor) {
     return tensor.type.dtype == DType::kBool && tensor.data.size == 1 &&
@@ -227,15 +232,22 @@ Result<std::vector<OnnxNode>> unroll(OnnxModel& model, const OnnxNode& node, int
   return Unrolling(model, node).run(turns, room);
 }
 
-Result<std::vector<OnnxNode>> take_branch(OnnxModel& model, const OnnxNode& node, bool condition) {
-  const std::string_view wanted = condition ? "then_branch" : "else_branch";
-  const auto branch = std::find_if(node.branches.begin(), node.branches.end(),
-                                   [&](const OnnxSubgraph& one) { return one.attr == wanted; });
+namespace {
+
+Result<const OnnxSubgraph*> branch_of(const OnnxNode& node, std::string_view wanted) {
+  const auto branch = std::ranges::find(node.branches, wanted, &OnnxSubgraph::attr);
   if (branch == node.branches.end()) return fail("{} has no {}", node.label(), wanted);
-  if (branch->outputs.size() != node.outputs.size()) {
+  if (branch->outputs.size() != node.outputs.size())
     return fail("{}: its {} has {} outputs, not {}", node.label(), wanted, branch->outputs.size(),
                 node.outputs.size());
-  }
+  return &*branch;
+}
+
+}  // namespace
+
+Result<std::vector<OnnxNode>> take_branch(OnnxModel& model, const OnnxNode& node, bool condition) {
+  PIPER_ASSIGN(const OnnxSubgraph* const branch,
+               branch_of(node, condition ? "then_branch" : "else_branch"));
   OnnxSubgraph taken = BodyCopy({}, node.outputs[0] + "/").body(*branch);
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     if (node.outputs[i].empty()) continue;

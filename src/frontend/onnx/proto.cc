@@ -175,7 +175,9 @@ OnnxInput read_input(const onnx::ValueInfoProto& value, std::optional<Error>& re
 
 // ---- The graph ----------------------------------------------------------------------------------
 
-Status read_values(onnx::GraphProto& graph, ExternalData& files, OnnxModel& model) {
+// Returns the names of all initializers, also of those whose values are refused.
+Result<std::unordered_set<std::string>> read_initializers(onnx::GraphProto& graph,
+                                                          ExternalData& files, OnnxModel& model) {
   if (graph.sparse_initializer_size() > 0) return fail("sparse initializers are not supported");
   std::unordered_set<std::string> stored;
   for (onnx::TensorProto& tensor : *graph.mutable_initializer()) {
@@ -188,6 +190,11 @@ Status read_values(onnx::GraphProto& graph, ExternalData& files, OnnxModel& mode
     else if (!model.refused)
       model.refused = std::move(read).error();
   }
+  return stored;
+}
+
+Status read_values(onnx::GraphProto& graph, ExternalData& files, OnnxModel& model) {
+  PIPER_ASSIGN(const auto stored, read_initializers(graph, files, model));
   for (const onnx::ValueInfoProto& value : graph.input()) {
     PIPER_TRY(check_name("an input", value.name()));
     if (stored.count(value.name())) continue;  // its default value is an initializer: IR 3
@@ -327,9 +334,8 @@ void note_opsets(const Opsets& opsets, std::vector<OnnxNode>& nodes) {
   }
 }
 
-Status read_model(onnx::ModelProto& proto, bool absent_values, OnnxModel& model) {
-  if (!proto.has_graph()) return fail("the model has no graph");
-  PIPER_ASSIGN(const Opsets opsets, inline_functions(proto));
+// Reads which program wrote the file, and which version of the standard operators it uses.
+Status read_origin(const onnx::ModelProto& proto, OnnxModel& model) {
   for (const onnx::OperatorSetIdProto& opset : proto.opset_import()) {
     if (opset.domain().empty() || opset.domain() == "ai.onnx") model.opset = opset.version();
   }
@@ -337,6 +343,13 @@ Status read_model(onnx::ModelProto& proto, bool absent_values, OnnxModel& model)
   model.producer =
       shown(proto.producer_name().empty() ? "an unnamed program"
                                           : proto.producer_name() + " " + proto.producer_version());
+  return ok_status();
+}
+
+Status read_model(onnx::ModelProto& proto, bool absent_values, OnnxModel& model) {
+  if (!proto.has_graph()) return fail("the model has no graph");
+  PIPER_ASSIGN(const Opsets opsets, inline_functions(proto));
+  PIPER_TRY(read_origin(proto, model));
   ExternalData files(model.path, absent_values);
   onnx::GraphProto& graph = *proto.mutable_graph();
   PIPER_TRY(read_values(graph, files, model));

@@ -61,6 +61,14 @@ Bytes typed_data(const onnx::TensorProto& tensor, DType dtype) {
   return {};
 }
 
+Result<int64_t> count_in(const onnx::StringStringEntryProto& entry) {
+  const std::string& text = entry.value();
+  const bool is_count =
+      !text.empty() && text.size() <= 18 && text.find_first_not_of("0123456789") == text.npos;
+  if (!is_count) return fail("external data has a wrong {} '{}'", entry.key(), shown(text));
+  return std::stoll(text);
+}
+
 Result<Bytes> external_bytes(const onnx::TensorProto& tensor, const TensorType& type,
                              ExternalData& files) {
   std::string location;
@@ -69,16 +77,7 @@ Result<Bytes> external_bytes(const onnx::TensorProto& tensor, const TensorType& 
     if (entry.key() == "location") {
       location = entry.value();
     } else if (entry.key() == "offset" || entry.key() == "length") {
-      int64_t number = 0;
-      const std::string& text = entry.value();
-      if (text.empty() || text.size() > 18)
-        return fail("external data has a wrong {} '{}'", entry.key(), shown(text));
-      for (const char c : text) {
-        if (c < '0' || c > '9')
-          return fail("external data has a wrong {} '{}'", entry.key(), shown(text));
-        number = number * 10 + (c - '0');
-      }
-      (entry.key() == "offset" ? offset : length) = number;
+      PIPER_ASSIGN((entry.key() == "offset" ? offset : length), count_in(entry));
     } else if (entry.key() != "checksum") {
       return fail("external data has an unknown key '{}'", shown(entry.key()));
     }

@@ -179,12 +179,11 @@ bool Detached::find_only(const std::vector<Arg>& args, const std::vector<NodeInp
     names.insert(name_at(at));
     places.push_back(at);
   }
-  const auto unknown = static_cast<size_t>(std::count_if(
-      args.begin(), args.end(), [](const Arg& arg) { return !arg.known && !arg.detached; }));
-  if (unknown > others.size()) return false;
-  const auto detached =
-      std::count_if(args.begin(), args.end(), [](const Arg& arg) { return arg.detached; });
-  if (names.size() > 1 || detached != 1) return false;
+  const auto unknown =
+      std::ranges::count_if(args, [](const Arg& arg) { return !arg.known && !arg.detached; });
+  if (unknown > std::ssize(others) || names.size() > 1 ||
+      std::ranges::count(args, true, &Arg::detached) != 1)
+    return false;
   found_.insert(found_.end(), places.begin(), places.end());
   return true;
 }

@@ -115,6 +115,23 @@ std::string twin_of(const CallGraph& graph, const CallClaims& claims, const std:
   return graph.is_parameter(twin) && !claims.named.count(twin) ? twin : std::string();
 }
 
+// Returns the node and, of those it comes from, the ones that `known` marks.
+std::vector<size_t> known_before(const CallGraph& graph, size_t node,
+                                 std::map<size_t, bool>& known) {
+  std::vector<size_t> out{node}, open{node};
+  while (!open.empty()) {
+    const size_t at = open.back();
+    open.pop_back();
+    for (const std::string& input : graph.node(at).inputs) {
+      const auto made = graph.maker(input);
+      if (!made || !known[*made] || std::count(out.begin(), out.end(), *made)) continue;
+      out.push_back(*made);
+      open.push_back(*made);
+    }
+  }
+  return out;
+}
+
 // Returns the nodes that are copied with `node`: those made of parameters with an unclaimed twin,
 // and what is made of them.
 std::vector<size_t> twins_of(const CallGraph& graph, const CallClaims& claims, size_t node,
@@ -127,18 +144,7 @@ std::vector<size_t> twins_of(const CallGraph& graph, const CallClaims& claims, s
   for (const std::string& input : graph.node(node).inputs)
     if (const auto made = graph.maker(input); made && several)
       others = graph.comes_from(*made, known) || others;
-  std::vector<size_t> out{node}, open{node};
-  while (others && !open.empty()) {
-    const size_t at = open.back();
-    open.pop_back();
-    for (const std::string& input : graph.node(at).inputs) {
-      const auto made = graph.maker(input);
-      if (!made || !known[*made] || std::count(out.begin(), out.end(), *made)) continue;
-      out.push_back(*made);
-      open.push_back(*made);
-    }
-  }
-  return out;
+  return others ? known_before(graph, node, known) : std::vector<size_t>{node};
 }
 
 // ---- Copies -------------------------------------------------------------------------------------

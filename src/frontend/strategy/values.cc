@@ -95,24 +95,18 @@ Status read_value(const Field& field, const yaml::Node& node, const Reading& rea
 
 Status read_value(const Field& field, const yaml::Node& node, const Reading& reading,
                   std::string& out) {
-  switch (field.form.type) {
-    case Type::kName: {
-      PIPER_ASSIGN(out, read_name(node, reading.scope));
-      return ok_status();
-    }
-    case Type::kPaths: {
-      PIPER_ASSIGN(const Glob glob, read_glob(node, reading.scope));
-      out = glob.pattern();
-      return ok_status();
-    }
-    default: {
-      if (field.form.type == Type::kAxis && node.is(yaml::Node::Kind::kList))
-        return fail(node.at, "not supported: '{}' with several mesh axes, expected the name of one",
-                    field.name);
-      PIPER_ASSIGN(out, read_text(node, reading.scope));
-      return field.form.type == Type::kAxis ? check_axis(out, node.at, reading.names) : ok_status();
-    }
+  const Type type = field.form.type;
+  if (type == Type::kPaths) {
+    PIPER_ASSIGN(const Glob glob, read_glob(node, reading.scope));
+    out = glob.pattern();
+    return ok_status();
   }
+  if (type == Type::kAxis && node.is(yaml::Node::Kind::kList))
+    return fail(node.at, "not supported: '{}' with several mesh axes, expected the name of one",
+                field.name);
+  PIPER_ASSIGN(
+      out, type == Type::kName ? read_name(node, reading.scope) : read_text(node, reading.scope));
+  return type == Type::kAxis ? check_axis(out, node.at, reading.names) : ok_status();
 }
 
 // Reads a list of words or axes, each of which may appear once.

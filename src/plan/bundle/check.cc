@@ -85,11 +85,9 @@ Status check_inputs(const RoleProgram& role) {
       return bad("data input '{}' is {}, not a batch of {}", name, to_string(input.type),
                  role.batch);
     PIPER_TRY(check_ranges(input, name));
-  }
-  int64_t samples = 0;
-  for (const DataInput& input : role.inputs)
-    if (__builtin_mul_overflow(role.batch, input.shares, &samples))
+    if (int64_t samples; __builtin_mul_overflow(role.batch, input.shares, &samples))
       return bad("a step has {} shares of {} samples", input.shares, role.batch);
+  }
   return ok_status();
 }
 

@@ -87,6 +87,18 @@ std::string init_path(const PlanSet& set) {
   return set.directory + "/" + (set.manifest.files.contains(shared) ? shared : own);
 }
 
+Status check_initial(const std::string& path, const RoleProgram& role, const Tensor& tensor,
+                     const TensorType* stored) {
+  if (stored == nullptr)
+    return bad_at(path, "buffer '{}' wants the initial value '{}', which is not there",
+                  quote_control(tensor.name), quote_control(tensor.init));
+  const TensorType type = by_itself(tensor).whole_type();
+  if (stored->dtype != role.original(tensor).type.dtype || stored->shape != type.shape)
+    return bad_at(path, "'{}' is {}, but buffer '{}' is {}", quote_control(tensor.init),
+                  to_string(*stored), quote_control(tensor.name), to_string(type));
+  return ok_status();
+}
+
 // Reads names and types of the initial values, and checks that each one that a role names is there.
 Status read_tensor_types(PlanSet& set) {
   const std::string path = init_path(set);
@@ -100,14 +112,8 @@ Status read_tensor_types(PlanSet& set) {
     for (const Tensor& tensor : role.tensors) {
       if (tensor.init.empty()) continue;
       const auto found = by_name.find(tensor.init);
-      if (found == by_name.end())
-        return bad_at(path, "buffer '{}' wants the initial value '{}', which is not there",
-                      quote_control(tensor.name), quote_control(tensor.init));
-      if (found->second->dtype != role.original(tensor).type.dtype ||
-          found->second->shape != by_itself(tensor).whole_type().shape)
-        return bad_at(path, "'{}' is {}, but buffer '{}' is {}", quote_control(tensor.init),
-                      to_string(*found->second), quote_control(tensor.name),
-                      to_string(by_itself(tensor).whole_type()));
+      PIPER_TRY(
+          check_initial(path, role, tensor, found == by_name.end() ? nullptr : found->second));
     }
   return ok_status();
 }

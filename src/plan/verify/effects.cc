@@ -221,16 +221,20 @@ class EffectsWalk : public BufferWalk<uint64_t> {
     return block_ids_.try_emplace(key, block_ids_.size()).first->second;
   }
 
-  // Returns the symbols of arguments after the program, from before_.
-  const std::vector<uint64_t>& results(Spot place, const Step& step) {
-    const Program& program = model_.cells[place.cell].role->programs[step.program];
+  // Tells what a program is given: its results are the same where this is.
+  uint64_t key_of(Spot place, const Program& program, const CutDims* cuts) const {
     uint64_t key = reinterpret_cast<uintptr_t>(&program);
     key = join_symbols(key, static_cast<uint64_t>(step_of(place)));
     for (const uint64_t symbol : before_) key = join_symbols(key, symbol);
     for (const int32_t arg : added_) key = join_symbols(key, static_cast<uint64_t>(arg));
+    return join_symbols(key, reinterpret_cast<uintptr_t>(cuts));
+  }
+
+  // Returns the symbols of arguments after the program, from before_.
+  const std::vector<uint64_t>& results(Spot place, const Step& step) {
+    const Program& program = model_.cells[place.cell].role->programs[step.program];
     const CutDims* cuts = layouts_ ? layouts_->cuts[place.cell][place.index] : nullptr;
-    key = join_symbols(key, reinterpret_cast<uintptr_t>(cuts));
-    const auto [known, is_new] = results_.try_emplace(key);
+    const auto [known, is_new] = results_.try_emplace(key_of(place, program, cuts));
     if (!is_new) return known->second;
     values_.norm = join_symbols(symbol_of("norm"), static_cast<uint64_t>(step_of(place)));
     known->second = run(program, cuts);
@@ -261,6 +265,10 @@ class EffectsWalk : public BufferWalk<uint64_t> {
           symbol = rank < known->second.size() ? known->second[rank] : 0;
       made.push_back(values_.run(program, args, added_, cuts));
     }
+    return spread(made);
+  }
+  // Returns by argument what all ranks made, or what each did. Takes these by rank.
+  std::vector<uint64_t> spread(const std::vector<std::vector<uint64_t>>& made) {
     std::vector<uint64_t> after;
     for (size_t arg = 0; arg < before_.size(); ++arg) {
       std::vector<uint64_t> all;

@@ -67,22 +67,26 @@ StepScalars::StepScalars(const Model& model, const Section& section, Findings& f
     scales_ |= scales_loss(*cell.role);
     Held& held = held_.emplace_back();
     auto& kinds = kinds_.emplace_back(cell.facts->buffers.size());
-    for (int32_t b : cell.facts->kept) {
-      const BufferFacts& facts = cell.facts->buffers[b];
-      const Tensor& tensor = cell.role->tensor(b);
-      const bool scalar = tensor.type.shape.empty();
-      // An older version of a parameter is neither; that of a count is the count of its step.
-      const bool is_version = tensor.previous_of >= 0 && info(tensor.type.dtype).is_float;
-      if (facts.param >= 0 && facts.kind == BufferKind::kState && tensor.copy_of < 0 &&
-          params_.try_emplace(facts.param, &tensor).second)
-        trained_.emplace(model.gradient_of[facts.param], &tensor);
-      if (facts.param >= 0 || is_version) continue;
-      if (!scalar && facts.kind != BufferKind::kState) continue;
-      kinds[b] = scalar ? kState : kMoment;
-      held[b] = {.kind = kinds[b], .symbol = symbol_of(tensor.name)};
-      states_.try_emplace(held[b].symbol, &tensor);
+    for (const int32_t b : cell.facts->kept) {
+      kinds[b] = kind_of_kept(cell.facts->buffers[b], cell.role->tensor(b));
+      if (kinds[b] == kNone) continue;
+      held[b] = {.kind = kinds[b], .symbol = symbol_of(cell.role->tensor(b).name)};
+      states_.try_emplace(held[b].symbol, &cell.role->tensor(b));
     }
   }
+}
+
+// Notes a parameter. Returns what else is kept between steps: a count or a state of the optimizer.
+NumberKind StepScalars::kind_of_kept(const BufferFacts& facts, const Tensor& tensor) {
+  const bool scalar = tensor.type.shape.empty();
+  // An older version of a parameter is neither; that of a count is the count of its step.
+  const bool is_version = tensor.previous_of >= 0 && info(tensor.type.dtype).is_float;
+  if (facts.param >= 0 && facts.kind == BufferKind::kState && tensor.copy_of < 0 &&
+      params_.try_emplace(facts.param, &tensor).second)
+    trained_.emplace(model_.gradient_of[facts.param], &tensor);
+  if (facts.param >= 0 || is_version) return kNone;
+  if (!scalar && facts.kind != BufferKind::kState) return kNone;
+  return scalar ? kState : kMoment;
 }
 
 // Holds the values of a program.
@@ -199,19 +203,22 @@ class StepScalars::Values {
            terms[1]->size() == 1;
   }
 
+  // Returns what an op of a gradient alone makes of it, where that is known.
+  std::optional<Number> of_gradient(const ProgramOp& op, const Number& gradient) const {
+    if (op.op == "SumSquares") return of_.squares_of(op, gradient);
+    Number same = gradient;
+    // In blocks it travels to where it is read: rule sum compares how they round it.
+    const bool travels = op.op == "ToBlocks" || op.op == "FromBlocks";
+    if (travels) same.in_blocks = op.op == "ToBlocks";
+    const DType to = program_.values[op.outputs[0]].dtype;
+    const bool is_same =
+        travels || op.op == "Reshape" || (op.op == "Cast" && holds_all(to, gradient.exact));
+    return is_same ? std::optional(std::move(same)) : std::nullopt;
+  }
+
   Number result(const ProgramOp& op, std::span<const Number* const> inputs, size_t output) const {
-    if (inputs.size() == 1 && inputs[0] && inputs[0]->kind == kGradient) {
-      if (op.op == "SumSquares") return of_.squares_of(op, *inputs[0]);
-      const DType to = program_.values[op.outputs[0]].dtype;
-      // In blocks it travels to where it is read: rule sum compares how they round it.
-      if (op.op == "ToBlocks" || op.op == "FromBlocks") {
-        Number travels = *inputs[0];
-        travels.in_blocks = op.op == "ToBlocks";
-        return travels;
-      }
-      if (op.op == "Reshape" || (op.op == "Cast" && holds_all(to, inputs[0]->exact)))
-        return *inputs[0];
-    }
+    if (inputs.size() == 1 && inputs[0] && inputs[0]->kind == kGradient)
+      if (auto made = of_gradient(op, *inputs[0])) return *std::move(made);
     if (op.op == "GlobalNorm") return of_.norm_of(place_, inputs);
     std::vector<const Terms*> terms;
     for (const Number* input : inputs)
@@ -381,21 +388,22 @@ std::string StepScalars::otherwise_kept(int32_t param, const Tensor& state) cons
   return state.cuts == found->second->cuts ? "" : "which is cut otherwise than the parameter";
 }
 
+// Returns whether the state has padding only where its parameter has.
+bool StepScalars::is_padded_as(const Tensor& state, const Tensor& param) const {
+  if (state.part_of >= 0)
+    return state.whole == param.whole_type().shape && state.cuts == param.cuts;
+  const auto its = cuts_that_pad(model_, param);
+  return std::ranges::all_of(cuts_that_pad(model_, state),
+                             [&](const auto& cut) { return std::ranges::count(its, cut) > 0; });
+}
+
 void StepScalars::check_kept_direction(Spot place, int32_t buffer, const Number& number) {
   const Tensor& state = role(place).tensor(buffer);
   const BufferFacts& facts = model_.cells[place.cell].facts->buffers[buffer];
   if (number.kind != kDirection || !number.rows.empty() || facts.kind != BufferKind::kState ||
       facts.param >= 0 || state.is_whole())
     return;
-  const auto own = cuts_that_pad(model_, state);
-  const auto fits = [&](const auto& trained) {
-    const Tensor& param = *trained.second;
-    if (state.part_of >= 0)
-      return state.whole == param.whole_type().shape && state.cuts == param.cuts;
-    const auto its = cuts_that_pad(model_, param);
-    return std::ranges::all_of(
-        own, [&](const auto& cut) { return std::ranges::find(its, cut) != its.end(); });
-  };
+  const auto fits = [&](const auto& trained) { return is_padded_as(state, *trained.second); };
   const auto [from, to] = trained_.equal_range(number.target);
   if (from != to && std::none_of(from, to, fits))
     findings_.add("update",

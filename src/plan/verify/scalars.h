@@ -82,6 +82,7 @@ class StepScalars : public BufferWalk<Number> {
   void compute(Spot place) override;
   void collective(std::span<const Spot> members) override;
   Number joined(std::span<const Spot> members, size_t a) const;
+  NumberKind kind_of_kept(const BufferFacts& facts, const Tensor& tensor);
   Number squares_of(const ProgramOp& op, const Number& gradient) const;
   Number norm_of(Spot place, std::span<const Number* const> inputs);
   Number made_by(Spot place, const ProgramOp& op, std::span<const Number* const> inputs,
@@ -98,6 +99,7 @@ class StepScalars : public BufferWalk<Number> {
   // Checks a state from which a direction is made: it may have other dims than the parameter, but
   // where a dim is padded, it is padded as one of the parameter's.
   void check_kept_direction(Spot place, int32_t buffer, const Number& number);
+  bool is_padded_as(const Tensor& state, const Tensor& param) const;
   bool is_called_as_another(const ProgramOp& op, int32_t param, size_t number,
                             const Tensor& state) const;
   bool is_known_as(std::string_view name, int32_t step, const Number& number) const;

@@ -129,12 +129,11 @@ void SumCheck::check_contributions(Spot place, const Instruction& one, const Pro
                     !written           ? "does not write it"
                     : part.accumulates ? "overwrites it"
                                        : "reads it first");
-    for (int32_t set : sets_.at(source))
-      if (set != declared) {
-        findings_.add("sum", "{} adds to {} for samples {}, but computes from samples {}",
-                      name(place), target(), print(declared), print(set));
-        break;
-      }
+    const std::vector<int32_t> sets = sets_.at(source);
+    const auto other = std::ranges::find_if(sets, [&](int32_t set) { return set != declared; });
+    if (other != sets.end())
+      findings_.add("sum", "{} adds to {} for samples {}, but computes from samples {}",
+                    name(place), target(), print(declared), print(*other));
   }
 }
 

@@ -148,6 +148,17 @@ WholeRun::Made WholeRun::product(const ProgramOp& op) {
   return {adds_to_sum(op, 2) ? made[0] + sum : join_symbols(made[0], sum)};
 }
 
+// Returns whether the op joins what two sets of turns have made of the same.
+bool WholeRun::joins_turns(const Use& use) {
+  if (use.op != "Add" && use.op != "AttentionMerge") return false;
+  const size_t half = use.inputs.size() / 2;
+  for (size_t i = 0; i < half; ++i)
+    if (use.inputs[i].symbol != use.inputs[half + i].symbol) return false;
+  return std::ranges::all_of(use.inputs, [](const auto& one) {
+    return one.cuts && std::ranges::count(*one.cuts, CutDim::kPartial, &CutDim::ranks) > 0;
+  });
+}
+
 // A result of a block that rotates through a ring remains such a block, until all are joined. Rule
 // layout proves of partial results that no block counts twice.
 WholeRun::Made WholeRun::make(Use use) {
@@ -156,18 +167,9 @@ WholeRun::Made WholeRun::make(Use use) {
              all = std::all_of(use.inputs.begin(), use.inputs.end(), is_turn);
   if (!any) return make_one(use);
   for (Operand& one : use.inputs) one.symbol = values_.of_turn(one.symbol).value_or(one.symbol);
-  const size_t half = use.inputs.size() / 2;
-  const auto is_partial = [](const Operand& one) {
-    return one.cuts && std::ranges::any_of(*one.cuts, [](const CutDim& cut) {
-             return cut.ranks == CutDim::kPartial;
-           });
-  };
-  bool same = (use.op == "Add" || use.op == "AttentionMerge") &&
-              std::ranges::all_of(use.inputs, is_partial);
-  for (size_t i = 0; i < half; ++i)
-    same = same && use.inputs[i].symbol == use.inputs[half + i].symbol;
+  const bool same = joins_turns(use);
   Made made;
-  for (size_t i = 0; same && i < half; ++i) made.push_back(use.inputs[i].symbol);
+  for (size_t i = 0; same && i < use.inputs.size() / 2; ++i) made.push_back(use.inputs[i].symbol);
   if (!same) made = make_one(use);
   for (uint64_t& symbol : made)
     if (!same || all) symbol = values_.in_turn(symbol);

@@ -52,6 +52,7 @@ class WholeRun : ProgramRun {
   Made results(const ProgramOp& op);
   Made product(const ProgramOp& op);
   Made make(Use use);
+  static bool joins_turns(const Use& use);
   Made make_one(Use use);
   OpTypes types_of(const Use& use);
   WholeRun::Made make_counted(const OpDef& def, const Use& use, const OpTypes& types);

@@ -86,6 +86,9 @@ class Search {
       }
       PIPER_TRY(read_value(*knob, value));
     }
+    return check_fixed_axes();
+  }
+  Status check_fixed_axes() const {
     const SearchChoice stays = fixed({});
     int64_t left = options_.cluster.size();
     for (const int64_t ranks :

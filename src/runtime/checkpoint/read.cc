@@ -131,6 +131,25 @@ Status CheckpointReader::verify(size_t index) const {
   return ok_status();
 }
 
+namespace {
+
+// Cuts from runs what earlier ones have. Pieces that overlap hold the same there, which
+// piper-checkpoint verifies: the first one counts.
+template <class Run>
+void drop_overlaps(std::vector<Run>& runs, int64_t size) {
+  std::stable_sort(runs.begin(), runs.end(),
+                   [](const Run& a, const Run& b) { return a.whole < b.whole; });
+  int64_t end = 0;
+  for (Run& run : runs) {
+    const int64_t known = std::clamp(end - run.whole, int64_t{0}, run.count);
+    run = {run.whole + known, run.count - known, run.data + known * size};
+    end = std::max(end, run.whole + run.count);
+  }
+  std::erase_if(runs, [](const Run& run) { return run.count == 0; });
+}
+
+}  // namespace
+
 Result<StoredTensor> CheckpointReader::find(const std::string& name) const {
   StoredTensor tensor;
   tensor.name_ = fmt::format("'{}' of {}", quote_control(name), folder_);
@@ -139,20 +158,10 @@ Result<StoredTensor> CheckpointReader::find(const std::string& name) const {
     return fail("{}: it is not there", tensor.name_).with_code(ExitCode::kInput);
   tensor.type_ = found->second;
   const int64_t size = info(tensor.type_.dtype).bytes;
-  std::vector<StoredTensor::Run>& runs = tensor.runs_;
   for (const Piece& piece : pieces(name))
     for (const ElementRun& run : runs_of(piece.held, /*packed=*/true))
-      runs.push_back({run.whole, run.count, piece.data.data + run.at * size});
-  std::stable_sort(runs.begin(), runs.end(),
-                   [](const auto& a, const auto& b) { return a.whole < b.whole; });
-  // Pieces that overlap hold the same there, which piper-checkpoint verifies: the first one counts.
-  int64_t end = 0;
-  for (StoredTensor::Run& run : runs) {
-    const int64_t known = std::clamp(end - run.whole, int64_t{0}, run.count);
-    run = {run.whole + known, run.count - known, run.data + known * size};
-    end = std::max(end, run.whole + run.count);
-  }
-  std::erase_if(runs, [](const auto& run) { return run.count == 0; });
+      tensor.runs_.push_back({run.whole, run.count, piece.data.data + run.at * size});
+  drop_overlaps(tensor.runs_, size);
   return tensor;
 }
 

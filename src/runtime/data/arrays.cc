@@ -51,8 +51,8 @@ Status copy_row(const std::string& path, const Array& array, const InputNeed& ne
   return ok_status();
 }
 
-Status check_type(const SourceSpan& at, const std::string& name, const TensorType& type,
-                  const InputNeed& need, bool any_rows) {
+Status check_shape(const SourceSpan& at, const std::string& name, const TensorType& type,
+                   const InputNeed& need, bool any_rows) {
   Shape want = need.type.shape;
   const bool comparable = want.size() == type.shape.size();
   if (any_rows && comparable && need.batch_dim >= 0)
@@ -66,6 +66,12 @@ Status check_type(const SourceSpan& at, const std::string& name, const TensorTyp
                                      need.batch_dim)
                        : "help: a batch of the file has to be one of the plans: 'global_batch' of "
                          "the strategy says how many samples it has");
+  return ok_status();
+}
+
+Status check_type(const SourceSpan& at, const std::string& name, const TensorType& type,
+                  const InputNeed& need, bool any_rows) {
+  PIPER_TRY(check_shape(at, name, type, need, any_rows));
   if (!convertible(type.dtype, need.type.dtype))
     return fail(at, "{} is {}, which cannot become {} for input '{}'", name, info(type.dtype).name,
                 info(need.type.dtype).name, need.name)

@@ -158,19 +158,20 @@ TokenSet::TokenSet(std::vector<Source> sources, Mix mix, std::string phases, int
       shuffle_(shuffle) {
   for (const Source& source : sources_)
     for (const TokenShard& shard : source.shards) shards_.push_back(&shard);
-  // The first sample count with which a source begins its second epoch.
+  samples_ = samples_without_repeats();
+}
+
+// Returns the greatest number of samples with which no source begins its second epoch.
+int64_t TokenSet::samples_without_repeats() const {
   int64_t low = 0, high = INT64_MAX / 2;
   while (low < high) {
     const int64_t middle = low + (high - low + 1) / 2;
     bool repeats = false;
     for (size_t s = 0; s < sources_.size(); ++s)
       repeats |= mix_.count(static_cast<int>(s), middle) > sources_[s].windows;
-    if (repeats)
-      high = middle - 1;
-    else
-      low = middle;
+    (repeats ? high : low) = repeats ? middle - 1 : middle;
   }
-  samples_ = low;
+  return low;
 }
 
 Result<std::shared_ptr<const TokenSet>> TokenSet::open(const TokenSpec& spec, int64_t length,

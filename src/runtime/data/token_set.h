@@ -73,6 +73,7 @@ class TokenSet {
   static Result<Source> open_source(const TokenSourceSpec& spec, int64_t length, size_t compared);
   static std::string describe(const Source& source, int64_t length);
   static void add_content(const Source& source, std::string& text);
+  int64_t samples_without_repeats() const;
 
   std::vector<Source> sources_;
   Mix mix_;

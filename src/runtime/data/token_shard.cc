@@ -197,6 +197,17 @@ Status read_raw(const Bytes& data, std::optional<TokenType> type, TokenShard& sh
   return ok_status();
 }
 
+Status read_tokens(const std::string& path, const Bytes& data, std::optional<TokenType> type,
+                   size_t compared, TokenShard& shard) {
+  if (as_text(data.span()).starts_with("\x93NUMPY"))
+    return take_list(".npy", read_npy_list(path), shard);
+  if (looks_like_safetensors(data))
+    return take_list("safetensors", read_safetensors_list(path), shard);
+  if (const HeaderForm* const form = header_of(data)) return read_header_form(*form, data, shard);
+  if (const auto index = index_beside(path)) return read_index(*index, data, compared, shard);
+  return read_raw(data, type, shard);
+}
+
 }  // namespace
 
 const TokenTypeInfo& info(TokenType type) { return kTypes[static_cast<size_t>(type)]; }
@@ -285,16 +296,7 @@ Result<TokenShard> open_shard(const std::string& path, std::optional<TokenType> 
   if (as_text(data.span()).starts_with(kIndexMagic))
     return fail(SourceSpan{path},
                 "the file is an index of tokens; the tokens are in the .bin file beside it");
-  if (as_text(data.span()).starts_with("\x93NUMPY"))
-    PIPER_TRY(take_list(".npy", read_npy_list(path), shard));
-  else if (looks_like_safetensors(data))
-    PIPER_TRY(take_list("safetensors", read_safetensors_list(path), shard));
-  else if (const HeaderForm* const form = header_of(data))
-    PIPER_TRY(read_header_form(*form, data, shard));
-  else if (const auto index = index_beside(path))
-    PIPER_TRY(read_index(*index, data, compared, shard));
-  else
-    PIPER_TRY(read_raw(data, type, shard));
+  PIPER_TRY(read_tokens(path, data, type, compared, shard));
   if (type && *type != shard.type)
     return fail(SourceSpan{path}, "the file has tokens of {} ({}), not of {}",
                 info(shard.type).name, shard.form, info(*type).name);

@@ -360,7 +360,11 @@ Status Checkpointing::end_commit() {
     removed_ = ok_status();
     return ok_status();
   }
-  Error error = std::move(committed_).error();
+  return lose_commit(std::move(committed_).error());
+}
+
+// Ends what could not be committed: an error, where training does not go on without it.
+Status Checkpointing::lose_commit(Error error) {
   error.message = fmt::format("{} is not written: {}", checkpoint_name(lost_step_), error.message);
   committed_ = ok_status();
   static_cast<void>(options_.storage->remove(built_folder(lost_step_)));  // it takes room

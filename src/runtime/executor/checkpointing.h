@@ -88,6 +88,7 @@ class Checkpointing {
   Status gather_files();
   Status commit();
   Status end_commit();
+  Status lose_commit(Error error);
   Status remove_surplus();
   // Returns the loss by which checkpoints are best.
   std::optional<double> ranked(const Checkpoint& about) const {

@@ -130,16 +130,23 @@ Status wait_sends(State& state, int64_t step) {
   return error;
 }
 
+// Returns the step among the last two that are traced, without this section yet; -1 for none. What
+// follows a step may be known after the next one.
+int64_t find_traced(const State& state, const BoundSection& section, int64_t step) {
+  const int64_t slots = state.source.trace_steps, last = state.traced_steps - 1;
+  for (int64_t k = last; k >= 0 && k > last - 2; --k)
+    if (const TracedStep& known = state.traced[static_cast<size_t>(k % slots)];
+        known.step == step && std::ranges::count(known.sections, &section) == 0)
+      return k;
+  return -1;
+}
+
 TraceEvent* next_trace(State& state, const BoundSection& section, int64_t step) {
   const int64_t slots = state.source.trace_steps;
   if (slots == 0 || !section.is_traced) return nullptr;
   const auto slot_of = [&](int64_t k) { return static_cast<size_t>(k % slots); };
-  // What follows a step may be known after the next one.
-  int64_t found = -1, last = state.traced_steps - 1;
-  for (int64_t k = last; k >= 0 && k > last - 2 && found < 0; --k)
-    if (const TracedStep& known = state.traced[slot_of(k)];
-        known.step == step && std::ranges::count(known.sections, &section) == 0)
-      found = k;
+  const int64_t last = state.traced_steps - 1;
+  int64_t found = find_traced(state, section, step);
   if (found < 0 && last >= 0 && step < state.traced[slot_of(last)].step && section.update >= 0 &&
       section.body_count == 0)
     return nullptr;  // of a step that others have replaced

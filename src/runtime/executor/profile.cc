@@ -80,6 +80,16 @@ double next_number(std::span<const std::string>& fields) {
   return std::strtod(next(fields).c_str(), nullptr);
 }
 
+void write(std::vector<std::string>& fields, const ProfileRole& role) {
+  for (const int64_t number : {role.first_rank, role.ranks, role.instructions, role.taken.device,
+                               role.taken.host, std::ssize(role.stated)})
+    write(fields, number);
+  for (const auto& [what, bytes] : role.stated) {
+    fields.push_back(what);
+    write(fields, bytes);
+  }
+}
+
 std::string encode(const Profile& profile) {
   std::vector<std::string> fields;
   write(fields, profile.entries.size());
@@ -94,13 +104,7 @@ std::string encode(const Profile& profile) {
   }
   for (const auto& [digest, role] : profile.roles) {
     fields.push_back(digest);
-    for (const int64_t number : {role.first_rank, role.ranks, role.instructions, role.taken.device,
-                                 role.taken.host, std::ssize(role.stated)})
-      write(fields, number);
-    for (const auto& [what, bytes] : role.stated) {
-      fields.push_back(what);
-      write(fields, bytes);
-    }
+    write(fields, role);
   }
   return pack(fields);
 }

@@ -103,6 +103,18 @@ Status take_least(Control& control, uint64_t& least) {
 
 }  // namespace
 
+// Adds what an instruction writes, and which of it is kept for the next step.
+void Replay::note_written(size_t i) {
+  const Instruction& one = state_.role->body[i];
+  for (size_t k = 0; k < one.args.size(); ++k) {
+    if (!writes(*state_.role, one, k)) continue;
+    const auto bytes = static_cast<size_t>(state_.type(one.args[k]).bytes());
+    written_[i].push_back({state_.at(one.args[k]), bytes});
+    const bool is_kept = state_.role->tensor(one.args[k]).kind == BufferKind::kState;
+    if (is_kept) kept_.push_back({one.args[k], std::vector<std::byte>(bytes)});
+  }
+}
+
 Result<std::unique_ptr<Replay>> Replay::open(Executor::State& state, int64_t every) {
   const auto refuse = [](const char* why) {
     return fail("--replay is not supported {}", why).with_code(ExitCode::kUsage);
@@ -115,16 +127,7 @@ Result<std::unique_ptr<Replay>> Replay::open(Executor::State& state, int64_t eve
   made->end_ = update_begins(*state.role);
   made->digests_.resize(made->end_);
   made->written_.resize(made->end_);
-  for (size_t i = 0; i < made->end_; ++i) {
-    const Instruction& one = state.role->body[i];
-    for (size_t k = 0; k < one.args.size(); ++k) {
-      if (!writes(*state.role, one, k)) continue;
-      const auto bytes = static_cast<size_t>(state.type(one.args[k]).bytes());
-      made->written_[i].push_back({state.at(one.args[k]), bytes});
-      const bool is_kept = state.role->tensor(one.args[k]).kind == BufferKind::kState;
-      if (is_kept) made->kept_.push_back({one.args[k], std::vector<std::byte>(bytes)});
-    }
-  }
+  for (size_t i = 0; i < made->end_; ++i) made->note_written(i);
   return made;
 }
 

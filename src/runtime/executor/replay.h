@@ -27,6 +27,7 @@ class Replay {
 
  private:
   explicit Replay(Executor::State& state) : state_(state) {}
+  void note_written(size_t i);
 
   Executor::State& state_;
   int64_t every_ = 0;

@@ -192,12 +192,20 @@ std::vector<Place> resolve(const HostPort& at, std::string& problem) {
   return places;
 }
 
+namespace {
+
+// Each connection that comes takes a file.
+void allow_all_files() {
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == files.rlim_max) return;
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
+}
+
+}  // namespace
+
 Result<Socket> listen_on(uint16_t port) {
-  rlimit files{};  // each connection that comes takes one
-  if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
-    files.rlim_cur = files.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &files);
-  }
+  allow_all_files();
   int problem = 0;
   for (const int family : {AF_INET6, AF_INET}) {
     Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

@@ -170,7 +170,12 @@ bool TcpWire::end(Line& line) {
   if (frame.kind == Kind::kHello) return greet(line);
   if (frame.kind == Kind::kBye) line.parted = true;
   if (frame.kind == Kind::kAbort && stopped_by_ < 0) stop(line);
-  if (frame.kind != Kind::kLeave) return true;
+  return frame.kind != Kind::kLeave || send_offered(line);
+}
+
+// Sends what a rank has been told of and has room for now.
+bool TcpWire::send_offered(Line& line) {
+  const Frame& frame = line.frame;
   const auto found = offered_.find(frame.id);
   if (found == offered_.end() || found->second.first != &line) return false;
   Work& work = *found->second.second;

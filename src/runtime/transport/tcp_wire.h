@@ -157,6 +157,7 @@ class TcpWire final : public Wire {
   bool begin(Line& line);
   bool begin_message(Line& line, Inbox& inbox);
   bool end(Line& line);
+  bool send_offered(Line& line);
   bool greet(Line& line);
   void stop(Line& line);
   void write(Line& line);

@@ -17,6 +17,21 @@ std::string print_outer(const Field&, const LocalSteps& from) {
   return print_chosen({from.outer.optimizer, from.outer.groups.back()});
 }
 
+Status check_beside(const LocalSteps& one, const LocalSteps& out) {
+  const auto first = fmt::format("first at {}", yaml::place(one.at));
+  if (one.over != out.over)
+    return fail(out.over_at,
+                "local_steps: 'over' is '{}', and that of another one is '{}'; sites are on one "
+                "axis",
+                out.over, one.over)
+        .with_note(first);
+  if (!one.match && !out.match)
+    return fail(out.at, "two directives say how sites take local steps")
+        .with_note(first)
+        .with_note("help: 'match' says which parameters a directive joins");
+  return ok_status();
+}
+
 Status check_local_steps(const Fields&, const Reading& reading, LocalSteps& out) {
   if (out.offset >= out.every)
     return fail(out.offset_at, "offset: expected less than 'every' ({}), got {}", out.every,
@@ -24,19 +39,7 @@ Status check_local_steps(const Fields&, const Reading& reading, LocalSteps& out)
   if (out.delay >= out.every)
     return fail(out.delay_at, "delay: expected less than 'every' ({}), got {}", out.every,
                 out.delay);
-  for (const LocalSteps& one : reading.strategy.local_steps) {
-    const auto first = fmt::format("first at {}", yaml::place(one.at));
-    if (one.over != out.over)
-      return fail(out.over_at,
-                  "local_steps: 'over' is '{}', and that of another one is '{}'; sites are on one "
-                  "axis",
-                  out.over, one.over)
-          .with_note(first);
-    if (!one.match && !out.match)
-      return fail(out.at, "two directives say how sites take local steps")
-          .with_note(first)
-          .with_note("help: 'match' says which parameters a directive joins");
-  }
+  for (const LocalSteps& one : reading.strategy.local_steps) PIPER_TRY(check_beside(one, out));
   return ok_status();
 }
 
