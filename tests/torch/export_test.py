@@ -1619,6 +1619,8 @@ def main():
             assert kind != "lengths" or differences_after(odd, [batches[0], batches[1].abs(), batches[0].flip(0)], path) == []
             assert kind not in ("counted", "multiplied") or "the batch stays" not in cases[-1][0], cases[-1][0]
             assert kind not in ("kept", "written", "beside", "flagged", "inner", "penalty", "jacobian", "edges", "splines", "unread", "mixed", "negated", "hides") or differences_after(odd, batches, path) == []
+        frequent = Odd("bags", nn.EmbeddingBag(3, 4, scale_grad_by_freq=True, mode="sum"))
+        cases.append((said(frequent, (batches[0],), path), ["refused: embedding_bag with max_norm or scale_grad_by_freq is not supported (", "leave it out"]))
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds, **named: input):  # with which the file evaluates as the module seems to
             cases.append((said(Modes(clamps=True), (batches[0],), path), ["is one of PyTorch", "warning: piperc --eval evaluates another model than Modes is after eval()"]))
         with mock.patch.dict(EQUIVALENTS, clamp=lambda input, *bounds: input * 2):

@@ -118,6 +118,8 @@ def index_reduce(input, dim, index, source, reduce, *, include_self=True):
 def embedding_bag(input, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False, per_sample_weights=None,
                   include_last_offset=False, padding_idx=None):
     """Sums, means or the largest of rows by bag, without those of the place that pads."""
+    if max_norm is not None or scale_grad_by_freq:
+        raise NotExported(f"embedding_bag with max_norm or scale_grad_by_freq is not supported{place_of_call()}: leave it out, or scale what it returns")
     if input.is_floating_point():  # an older order of the arguments
         input, weight = weight, input
     rows = F.embedding(input, weight, None if padding_idx is None else padding_idx % len(weight))
