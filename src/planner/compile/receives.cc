@@ -99,37 +99,49 @@ double simulated_length(const PlanSet& set) {
   return picture ? picture->length : 0;
 }
 
+// Returns the way by which steps are shortest, if that is by more than what is worth a note, and
+// how long they are then; null: none.
+std::pair<const ReceiveWay*, double> shortest_way(Dag& dag, const TaskLists& deps,
+                                                  const Schedule& schedule,
+                                                  const Strategy& strategy, int32_t beside,
+                                                  std::string_view target, double length) {
+  // Shares of a step: that a note is for, and that a later way is better by.
+  constexpr double kLeast = 0.02, kBetter = 0.005;
+  std::pair<const ReceiveWay*, double> best{nullptr, length * (1 - kLeast)};
+  for (const ReceiveWay& way : kReceiveWays) {
+    const Result<PlanSet> other = received_by(way, dag, deps, schedule, beside, target);
+    const double taken = other ? simulated_length(*other) : 0;
+    if (taken <= 0 || taken > best.second * (best.first ? 1 - kBetter : 1)) continue;
+    if (check_plans(*other, nullptr, strategy)) best = {&way, taken};
+  }
+  return best;
+}
+
+bool has_many_instructions(const PlanSet& set) {
+  constexpr size_t kMost = 200'000;
+  size_t instructions = 0;
+  for (const RoleProgram& role : set.roles) instructions += role.body.size();
+  return instructions > kMost;
+}
+
 }  // namespace
 
 std::optional<Note> explain_receives(Dag& dag, const TaskLists& deps, const Schedule& schedule,
                                      const PlanSet& set, const Strategy& strategy,
                                      Explanations& explain) {
-  // Shares of a step: that a note is for, and that a later way is better by.
-  constexpr double kLeast = 0.02, kBetter = 0.005;
-  constexpr size_t kMost = 200'000;
-  size_t instructions = 0;
-  for (const RoleProgram& role : set.roles) instructions += role.body.size();
   const int32_t beside = stream_of_messages(dag);
-  if (beside == 0 || !schedule.body.empty() || instructions > kMost) return {};
+  if (beside == 0 || !schedule.body.empty() || has_many_instructions(set)) return {};
   const Result<const BackendKind*> target = find_target(set.roles.front().target);
   const std::string& stream = dag.streams[static_cast<size_t>(beside)].name;
   const auto [at, directive] = entry_of_receives(strategy, stream);
   if (!target || !(*target)->ranks_streams || directive.empty()) return {};
   const double length = simulated_length(set);
-  const ReceiveWay* best = nullptr;
-  double least = length * (1 - kLeast);
-  for (const ReceiveWay& way : kReceiveWays) {
-    const Result<PlanSet> other = received_by(way, dag, deps, schedule, beside, (*target)->name);
-    const double taken = other ? simulated_length(*other) : 0;
-    if (taken <= 0 || taken > least * (best ? 1 - kBetter : 1)) continue;
-    if (!check_plans(*other, nullptr, strategy)) continue;
-    best = &way;
-    least = taken;
-  }
+  const auto [best, least] =
+      shortest_way(dag, deps, schedule, strategy, beside, (*target)->name, length);
   if (best == nullptr) return {};
   const std::string text = fmt::format(
-      "makes a step {:.0f} % longer, for computations wait for messages between "
-      "stages: write '{}'{}",
+      "makes a step {:.0f} % longer, for computations wait for messages between stages: write "
+      "'{}'{}",
       100 * (length / least - 1), fmt::format(fmt::runtime(best->write), stream),
       best->sends_beside ? "" : " in place of a stream with sends");
   explain.push_back({at, directive, {"note: " + text}});
