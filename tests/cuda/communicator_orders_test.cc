@@ -320,7 +320,8 @@ bool is_half(const std::string& name) {
 
 // Not the sample, where a file is for other models; of 8 samples.
 std::string other_model(const std::string& name) {
-  if (name.starts_with("experts") || name.ends_with("-ep") || name.ends_with("gshard"))
+  if (name.starts_with("experts") || name.ends_with("-ep") || name.ends_with("gshard") ||
+      name.ends_with("-experts"))
     return jobs::model_path("moe-gshard", "model.onnx");
   return name.ends_with("f32") ? jobs::model_path("gpt-bf16", "model.onnx") : "";
 }

@@ -190,6 +190,14 @@ void add_wide(std::vector<Case>& cases) {
   cases.push_back({"sums_by_need",
                    {"items/sums-by-need"},
                    "dp: 2, layers: 2, microbatches: 2, bucket_kib: 1, credit_kib: 2"});
+  cases.push_back({"dear", {"items/dear"}, "dp: 2, layers: 2, microbatches: 2, bucket_kib: 1"});
+  for (const std::string& file : library_files("/tokens"))
+    cases.push_back({identifier("tokens_" + file),
+                     {"tokens/" + file},
+                     "stages: 2, microbatches: 2, token_chunks: 2",
+                     Case::kBits,
+                     1e-4,
+                     TinyGpt::kDense});
 }
 void add_axes(std::vector<Case>& cases) {
   const std::string two = "stages: 1, dp: 1, microbatches: 2, ";
@@ -218,8 +226,8 @@ void add_axes(std::vector<Case>& cases) {
     std::vector<std::string> params{schedule_params(has(file, "dualpipe") ? "dualpipe" : "1f1b")};
     if (has(text, "$tp")) params.push_back("tp: 2");
     if (has(text, "$ep")) params.push_back("ep: 2");
-    const bool has_experts = has(text, "$ep");
-    if (!has_experts || has(file, "gshard")) params.push_back("dp: 2");
+    const bool has_experts = has(text, "/experts/");
+    if (!has(text, "$ep") || has(file, "gshard")) params.push_back("dp: 2");
     cases.push_back({identifier("mesh_" + file),
                      {"meshes/" + file},
                      join(params, ", "),

@@ -107,5 +107,32 @@ TEST(Pages, ThePictureIsThatOfTheSampleStrategy) {
          "makes it anew";
 }
 
+// "`tokens/seq1f1b` `-D stages=2`:" and what stands in the block below it.
+TEST(Pages, PicturesOfTheLibraryAreThoseOfItsFiles) {
+  const fs::path page = kSource / "strategies/schedules.md";
+  std::string made = read(page);
+  const std::string folder = ::testing::TempDir();
+  int drawn = 0;
+  for (size_t at = 0; (at = made.find("` `-D ", at)) != std::string::npos; ++drawn) {
+    const size_t begin = made.rfind('\n', at) + 2, end = made.find("`:\n\n```\n", at);
+    ASSERT_NE(end, std::string::npos);
+    const std::string name = made.substr(begin, at - begin),
+                      sizes = made.substr(at + 3, end - at - 3);
+    std::ofstream(folder + "picture.yaml")
+        << "piper: 1\ninclude: <" << name
+        << ">\ntrain: {global_batch: 4, optimizer: {adamw: {lr: 1e-3}}}\n";
+    const auto [code, output] = run_shell(
+        fmt::format("cd {} && {}/bin/piperc samples/gpt/model.onnx {}picture.yaml -I strategies {} "
+                    "--picture --costs unit --width 200 2>/dev/null",
+                    kSource.string(), PIPER_BINARY_DIR, folder, sizes));
+    ASSERT_EQ(code, 0) << output;
+    at = end + 8;
+    made.replace(at, made.find("```", at) - at, output.substr(output.find("rank ")));
+  }
+  EXPECT_EQ(drawn, 3);
+  if (std::getenv("PIPER_UPDATE_GOLDEN")) std::ofstream(page) << made;
+  EXPECT_EQ(made, read(page)) << "PIPER_UPDATE_GOLDEN=1 writes it";
+}
+
 }  // namespace
 }  // namespace piper

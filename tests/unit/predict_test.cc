@@ -138,6 +138,11 @@ TEST(Predict, SumsByNeedShortenAStep) {
                need = step_of("need", by_need);
   EXPECT_LT(ready, 0.97 * plain);
   EXPECT_LT(need, 0.9 * ready);
+  // Backwards do not take the memory of gradients that are being scattered.
+  const double halves = step_of("halves",
+                                "include: <items/dear>\n"
+                                "params: {dp: 8, layers: 8, bucket_kib: 64}\n");
+  EXPECT_LT(halves, 0.9 * plain);
 }
 
 // Returns what piperc says of a schedule of the library with these entries, on two GPUs; of a plain

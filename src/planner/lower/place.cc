@@ -156,12 +156,6 @@ void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t c
   }
 }
 
-namespace {
-
-// Returns, by instruction, until when its arguments keep their memory. Those of a collective keep
-// it through the next computation of another stream, and the next one that has a matrix product: a
-// value of that one in their place would make it wait for a collective that it does not need, such
-// as the reduce-scatter of the gradients before it.
 std::vector<int64_t> kept_until(const RoleProgram& role, const std::vector<int64_t>& held_until) {
   std::vector<int64_t> until(role.body.size());
   const ProgramProducts products(role);
@@ -177,6 +171,8 @@ std::vector<int64_t> kept_until(const RoleProgram& role, const std::vector<int64
   }
   return until;
 }
+
+namespace {
 
 // Returns, by buffer that a collective uses last, the first instruction of another stream that
 // begins when this collective is known to be complete; the end of the body where none waits; 0 for

@@ -18,6 +18,11 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
 std::vector<Block> place_kept(const RoleProgram& role, const std::vector<Slot>& pool);
 void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t circle,
                   int64_t most = INT64_MAX);
+// Returns, by instruction of the body, until when its arguments keep their memory. Those of a
+// collective keep it through the next computation of another stream, and the next one that has a
+// matrix product: a value of that one in their place would make it wait for a collective that it
+// does not need, such as the reduce-scatter of the gradients before it.
+std::vector<int64_t> kept_until(const RoleProgram& role, const std::vector<int64_t>& held_until);
 // Returns how ranks hold a state: a rank has so much of `whole`, with the zeros after it.
 std::vector<TensorCut> cuts_of(const Dag& dag, const Value& state, Shape own, Shape whole);
 // Describes the role's data inputs, and what transports and kernels may allocate. `readers`: of the

@@ -189,10 +189,12 @@ Lives find_lives(const RoleProgram& role, const std::vector<std::vector<int32_t>
     for (size_t w = 0; w < windows; ++w)
       if (positions[w][i] >= 0) in_body[w][at(positions[w][i])] = positions[kBody][i];
   const int64_t end = static_cast<int64_t>(role.body.size()) - 1;
+  const std::vector<int64_t> kept =
+      kept_until(role, std::vector<int64_t>(role.body.size(), int64_t{-1}));
   Lives lives{at(role.steps_ahead) + 1};
   lives.all.resize(role.buffers.size() * lives.levels);
   for (size_t i = 0; i < positions[kBody].size(); ++i) {
-    int64_t to = positions[kBody][i];
+    int64_t to = kept[at(positions[kBody][i])];
     for (size_t w = 0; w < windows; ++w) {
       if (positions[w][i] < 0) continue;
       const int64_t until = held[w][at(positions[w][i])];
