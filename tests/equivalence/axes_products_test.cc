@@ -160,6 +160,8 @@ TEST(AxesProducts, CompleteFilesTrainAsOneDeviceDoes) {
         {"dualpipe-pairs", "bert-hf", "stages: 4, microbatches: 8"},
         {"gshard", "moe-gshard", "dp: 2, ep: 4"},
         {"gshard", "qwen3-moe-hf", "dp: 2, ep: 2, stages: 2, microbatches: 2"},
+        {"folded-experts", "moe-gshard", "dp: 2, tp: 2"},
+        {"folded-experts", "qwen3-moe-hf", "dp: 2, tp: 2, stages: 2, microbatches: 2"},
         {"dualpipev-ep", "moe-gshard", "stages: 2, ep: 2, microbatches: 4"},
         {"dualpipev-ep", "qwen3-moe-hf", "stages: 2, ep: 2, microbatches: 4"}}) {
     SCOPED_TRACE(fmt::format("{} {}", file.name, file.model));

@@ -746,5 +746,56 @@ directives:
 )");
 }
 
+// Layers of two branches that are added up: the sum over an axis of one has the other beside it.
+class Branches final : public ModelMaker {
+ public:
+  Branches() : ModelMaker(3) {
+    input("x", {8});
+    std::string x = "x";
+    for (int layer = 0; layer < 3; ++layer) {
+      scope_ = fmt::format("block.{}", layer);
+      const std::string other = product(x, 8, 8), wide = product(x, 8, 16);
+      x = made("Add", {product(wide, 16, 8), other});
+    }
+    attribute(node("ReduceMean", {x}, "loss"), "keepdims", {0}, false);
+    finish_with_loss();
+  }
+
+ private:
+  std::string product(const std::string& x, int64_t from, int64_t to) {
+    return made("Tanh", {made("MatMul", {x, parameter({from, to}, 0, 0.3f)})});
+  }
+};
+
+// What a later collective needs runs beside the one before it, not before that.
+TEST(RandomAxes, CollectivesHaveBesideThemWhatDoesNotNeedThem) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = folder.write("model.onnx", Branches().bytes());
+  std::string cuts;
+  for (int layer = 0; layer < 3; ++layer)
+    cuts += fmt::format(
+        "  - shard: {{match: block.{0}.p{1}, dim: 1, over: tp}}\n"
+        "  - shard: {{match: block.{0}.p{2}, dim: 0, over: tp}}\n",
+        layer, 3 * layer + 2, 3 * layer + 3);
+  options.strategy = folder.write(
+      "strategy.yaml",
+      "piper: 1\nmesh: {tp: 2}\ntrain: {global_batch: 4, optimizer: {sgd: {lr: 0.1}}}\n"
+      "directives:\n  - stream: {where: {kind: all_reduce, pass: F}, name: tp}\n" +
+          cuts);
+  const auto compiled = compile(options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const RoleProgram& role = compiled->set.roles[0];
+  int sums = 0;
+  for (size_t i = 0; i + 1 < role.body.size(); ++i) {
+    const Instruction& one = role.body[i];
+    if (one.stream == 0 || !one.label.starts_with("F")) continue;
+    ++sums;
+    EXPECT_EQ(role.body[i + 1].kind, InstructionKind::kCompute) << one.label;
+    EXPECT_TRUE(role.body[i + 1].waits.empty()) << one.label;
+  }
+  EXPECT_EQ(sums, 3);
+}
+
 }  // namespace
 }  // namespace piper

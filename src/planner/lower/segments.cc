@@ -87,35 +87,87 @@ class Cutter {
     return order;
   }
 
-  // Holds back what no collective with a stream needs until the next of these, to run beside it:
-  // products for the gradients of weights, after the sum of an input's gradient.
-  void delay_past_collectives(const std::vector<size_t>& order) {
-    std::vector<bool> leads(nodes_.size());
-    size_t last = 0;  // one past the last such collective
+  bool ends_message(const std::vector<size_t>& order, size_t p) const {
+    return p + 1 == order.size() || !goes_on(order[p], order[p + 1]);
+  }
+  // Returns how many messages have a stream; numbers these from 1 and says of each node which one
+  // needs it first, or one past the last.
+  size_t find_needs(const std::vector<size_t>& order, std::vector<size_t>& needed_by) const {
+    size_t count = 0;
+    for (size_t p = 0; p < order.size(); ++p)
+      count += has_own_stream(order[p]) && ends_message(order, p) ? 1 : 0;
+    needed_by.assign(nodes_.size(), count + 1);
+    size_t number = count + 1;
     for (size_t p = order.size(); p > 0;) {
-      const size_t end = p--;  // of a message, all of which is held back or nothing
+      const size_t end = p--;  // of a message, whose nodes are needed together
       while (p > 0 && goes_on(order[p - 1], order[p])) --p;
       const std::span<const size_t> message(order.begin() + static_cast<std::ptrdiff_t>(p),
                                             end - p);
-      if (has_own_stream(message[0])) last = std::max(last, end);
-      if (!has_own_stream(message[0]) &&
-          std::ranges::none_of(message, [&](size_t i) { return bool(leads[i]); }))
-        continue;
-      for (const size_t i : message) {
-        leads[i] = true;
-        for_each_maker(i, [&](size_t maker) { leads[maker] = true; });
+      size_t first = count + 1;
+      for (size_t i : message) first = std::min(first, needed_by[i]);
+      if (has_own_stream(message[0])) first = --number;
+      for (size_t i : message) {
+        needed_by[i] = first;
+        for_each_maker(i, [&](size_t m) { needed_by[m] = std::min(needed_by[m], first); });
       }
     }
-    std::vector<size_t> now, held;
+    return count;
+  }
+
+  // Holds back what the next collective with a stream does not need, to run beside it: products for
+  // the gradients of weights, after the sum of an input's gradient. What a later one needs waits
+  // until that is the next.
+  void delay_past_collectives(const std::vector<size_t>& order) {
+    std::vector<size_t> needed_by, now, held;
+    std::vector<bool> is_held(nodes_.size());
+    const size_t count = find_needs(order, needed_by);
+    const auto may_run = [&](size_t i, size_t next) {
+      bool may = next > count || needed_by[i] <= next || needed_by[i] > count;
+      for_each_maker(i, [&](size_t maker) { may = may && !is_held[maker]; });
+      return may;
+    };
+    size_t next = 1;
     for (size_t p = 0; p < order.size(); ++p) {
       const size_t i = order[p];
-      (p >= last || leads[i] ? now : held).push_back(i);
-      if (!has_own_stream(i) || (p + 1 < order.size() && goes_on(i, order[p + 1]))) continue;
-      now.insert(now.end(), held.begin(), held.end());
-      held.clear();
+      is_held[i] = next <= count && needed_by[i] > next;
+      (is_held[i] ? held : now).push_back(i);
+      if (!has_own_stream(i) || !ends_message(order, p)) continue;
+      ++next;
+      std::vector<size_t> stay;
+      for (size_t from = 0, to = 0; from < held.size(); from = to) {
+        while (!ends_message(held, to)) ++to;
+        ++to;
+        const std::span<const size_t> message(held.data() + from, to - from);
+        const bool run = std::ranges::all_of(message, [&](size_t k) { return may_run(k, next); });
+        for (size_t each : message) is_held[each] = !run;
+        (run ? now : stay).insert((run ? now : stay).end(), message.begin(), message.end());
+      }
+      held = std::move(stay);
     }
     order_.clear();
-    for (size_t i : now) order_.push_back(nodes_[i]);
+    for (size_t i : readers_last(now)) order_.push_back(nodes_[i]);
+  }
+
+  // Puts what does not need a collective with a stream before what does, up to the next collective,
+  // to run beside it: an expert that all tokens share, beside what comes back from the others.
+  std::vector<size_t> readers_last(std::vector<size_t> order) const {
+    std::vector<size_t> needs(nodes_.size());  // the last collective, by its place + 1
+    for (size_t p = 0; p < order.size(); ++p) {
+      if (!has_own_stream(order[p])) continue;
+      const size_t number = p + 1;
+      needs[order[p]] = number;
+      for (; p + 1 < order.size() && goes_on(order[p], order[p + 1]); ++p)
+        needs[order[p + 1]] = number;
+      const auto begin = order.begin() + static_cast<std::ptrdiff_t>(p) + 1;
+      const auto end = std::find_if(
+          begin, order.end(), [&](size_t i) { return is_collective(graph_.node(nodes_[i])); });
+      for (auto i = begin; i != end; ++i)
+        for_each_maker(*i, [&](size_t maker) {
+          if (needs[maker] == number) needs[*i] = number;
+        });
+      std::stable_partition(begin, end, [&](size_t i) { return needs[i] != number; });
+    }
+    return order;
   }
 
   std::vector<Nodes> cut() const {
