@@ -191,13 +191,6 @@ void add_wide(std::vector<Case>& cases) {
                    {"items/sums-by-need"},
                    "dp: 2, layers: 2, microbatches: 2, bucket_kib: 1, credit_kib: 2"});
   cases.push_back({"dear", {"items/dear"}, "dp: 2, layers: 2, microbatches: 2, bucket_kib: 1"});
-  for (const std::string& file : library_files("/tokens"))
-    cases.push_back({identifier("tokens_" + file),
-                     {"tokens/" + file},
-                     "stages: 2, microbatches: 2, token_chunks: 2",
-                     Case::kBits,
-                     1e-4,
-                     TinyGpt::kDense});
 }
 void add_axes(std::vector<Case>& cases) {
   const std::string two = "stages: 1, dp: 1, microbatches: 2, ";
