@@ -160,5 +160,65 @@ TEST(LookedUp, ColumnsHavePlacesOfTheirTables) {
   }
 }
 
+// Three columns with the places of one table of 30 rows, from 0, 10 and 15 on; the last and the
+// first one are also those of a table of four rows.
+class LooksBehindOffsets : public ModelMaker {
+ public:
+  LooksBehindOffsets() : ModelMaker(3) {
+    input("places", {3}, onnx::TensorProto::INT64);
+    const std::string joined = parameter({30, 3}, 0, 0.5f);
+    scope_ = "small";
+    const std::string small = parameter({4, 3}, 0, 0.5f);
+    const std::string behind =
+        made("Gather", {joined, made("Add", {"places", integers({0, 10, 15})})});
+    const std::string twice = with("Concat", "axis", 1, {"places", "places"});
+    const std::string picked = with("Gather", "axis", 1, {twice, integers({2, 3})});
+    const std::string narrow = with("Cast", "to", onnx::TensorProto::INT32, {picked});
+    const std::string more = made("Gather", {small, narrow});
+    squares(made("Tanh", {with("Concat", "axis", 1, {behind, more})}));
+    finish_with_loss();
+  }
+
+ private:
+  std::string with(const std::string& op, const std::string& name, int64_t value,
+                   const std::vector<std::string>& inputs) {
+    onnx::NodeProto& one = node(op, inputs);
+    attribute(one, name, {value}, false);
+    return one.output(0);
+  }
+};
+class PlacesBehindOffsets : public BatchSource {
+ public:
+  Status read(int64_t step, int, int64_t first, int64_t count, std::byte* to) const override {
+    auto* out = reinterpret_cast<int64_t*>(to);
+    for (int64_t i = 3 * first; i < 3 * (first + count); ++i)
+      *out++ = i % 3 == 1 ? 19 - (i + step) % 2 : (i * i + 5 * i + step) % 4;
+    return ok_status();
+  }
+  int64_t steps() const override { return INT64_MAX; }
+  int64_t tokens_per_step() const override { return 1; }
+};
+
+// What models add to places, and columns that they pick and join, leave each its own bounds.
+TEST(LookedUp, OffsetsAndPickedColumnsMoveBounds) {
+  for (const auto& [mesh, directives] :
+       {std::pair("{}", ""), {"{dp: 2}", "  - replicate: {over: dp, shard: [optimizer]}\n"}}) {
+    SCOPED_TRACE(directives);
+    const auto compiled = compile_model(LooksBehindOffsets().bytes(), mesh, directives);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const auto needs = data_needs(compiled->set);
+    ASSERT_TRUE(needs);
+    EXPECT_EQ((*needs)[0].ranges, (std::vector<int64_t>{1, -4, 3, INT64_MIN, 1, -40, 19, INT64_MIN,
+                                                        1, -4, 3, INT64_MIN}));
+    JobOptions options;
+    options.steps = 3;
+    options.threads = 1;
+    options.verify = {VerifyAgainst::kUncut, 1e-12, 1e-12};
+    const PlacesBehindOffsets data;
+    const auto job = run_job(compiled->set, &data, &*compiled->uncut, &data, options);
+    EXPECT_TRUE(job) << print_error(job.error());
+  }
+}
+
 }  // namespace
 }  // namespace piper::looked_up_test

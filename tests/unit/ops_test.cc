@@ -245,6 +245,7 @@ const std::map<std::string, std::string> kComparesNames = {
     {"compile/rate_curve.cc", "plots the learning rates of a plan"},
     {"dag/kept.cc", "casts of parameters, and the number of the step"},
     {"dag/update.cc", "takes the norm apart that clipping and loss scales read"},
+    {"lower/index_reads.cc", "follows indices through what models compute of them"},
     {"collectives/arithmetic.cc", "makes the programs that it runs"},
     {"dag/direction.cc", "the norm of all gradients is made of no single one"},
     {"directives/parts.cc", "casts of parameters and slices of inputs are of no region"},
