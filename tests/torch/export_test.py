@@ -1540,7 +1540,9 @@ def main():
             assert all(torch.equal(value, state[name]) for name, value in first.state_dict().items()) and not first.ready, "the module has changed"
             differ = differences_after(first, batches, path, 1e-4) if kind in ("kept", "number", "scaled") else []
             assert differ == [], (kind, differ)
+        given = batches[0].clone()
         cases.append((said(Watched(), (batches[0], torch.randint(0, 256, (4, 4), dtype=torch.uint8)), path), ["4 parameters to train", "forward changes its input x in place", "is one of PyTorch: loss"]))
+        assert torch.equal(batches[0], given), "the exporter runs forward on copies of what it is given"
         cases.append((said(OfLibrary(False), (batches[0],), path), ["2 parameters to train", "is one of PyTorch: loss"]))
         cases.append((said(OfLibrary(True), (batches[0],), path, check=False), ["refused: forward calls the operator piper_test::twice of a library", "torch.autograd.Function"]))
         pairs = Pairs()

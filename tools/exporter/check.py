@@ -83,7 +83,10 @@ def widened(job, dtype):
             return leaf
         return leaf.detach().to(dtype.to_complex() if leaf.is_complex() else dtype)  # of complex numbers, module.to(dtype) keeps the real parts
 
-    return module._apply(widen), *pytree.tree_map(widen, (job.args, job.kwargs))
+    def own(leaf):  # forward may write into its inputs
+        return widen(leaf.detach().clone()) if isinstance(leaf, torch.Tensor) else leaf
+
+    return module._apply(widen), *pytree.tree_map(own, (job.args, job.kwargs))
 
 
 def types_of(module):
